@@ -1,0 +1,108 @@
+"""What the LoRA kernels read: the site table over the arena's bytes, and the segments of a step.
+
+Offsets count OFFSET_UNIT bytes from the arena's base, −1 is none, so that loads vectorise and a
+torch reference indexes the same bytes as a kernel. A and B are cut into blocks of up to RANK_BLOCK
+rows: block b of an entry of rank r has min(RANK_BLOCK, r − RANK_BLOCK·b) rows.
+
+Index letters: S slots, E entries (layer, slice), RB rank blocks, F cells (layer, site), T rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+RANK_BLOCK = 16
+OFFSET_UNIT = 16
+#: rows of one work item; a segment of n rows has ⌈n / TILE_ROWS⌉ of them
+TILE_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SiteTable:
+    """One row a slot. A slot without an adapter has rank 0 and offsets −1 everywhere.
+
+    Args:
+        arena: [num_bytes] uint8, the whole arena, its base aligned to OFFSET_UNIT.
+        a_off: [S, E, RB] int64; block of A, [rows, in_features] row-major in the compute dtype.
+        b_off: [S, E, RB] int64; block of B, rank-major: [rows, num_cols] in the compute dtype.
+        rank: [S, E] int32; 0 = this slice has no LoRA.
+        scale: [S, E] fp32; multiplies the fp32 shrink output.
+        g_off: [S, F] int64; gain of a site's output rows, [out_features] fp32; −1 = all ones.
+        c_off: [S, F] int64; constant of a site's output rows, [out_features] fp32; −1 = all zeros.
+    """
+
+    arena: torch.Tensor
+    a_off: torch.Tensor
+    b_off: torch.Tensor
+    rank: torch.Tensor
+    scale: torch.Tensor
+    g_off: torch.Tensor
+    c_off: torch.Tensor
+
+    def block(self, offset: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+        """[rows, cols] view of the arena at an offset of this table."""
+        start = offset * OFFSET_UNIT
+        return self.arena[start : start + rows * cols * dtype.itemsize].view(dtype).view(rows, cols)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteColumns:
+    """Where the slices of one site lie in its output; the same for every layer and slot.
+
+    Args:
+        spans: (col0, num_cols) of each slice.
+        device_spans: [num_slices, 2] int32, the same on the device.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    device_spans: torch.Tensor
+
+    @property
+    def num_slices(self) -> int:
+        return len(self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """Which rows of a step belong to which slot: built once a step, read by every layer.
+
+    Args:
+        segments: (first_row, num_rows, slot) of the live adapters; rows of the base are in none.
+        tiles: [capacity, 3] int32: (slot, first_row, num_rows ≤ TILE_ROWS); the work list.
+        num_tiles: [1] int32; tiles at and after this index are not work. The length is read on the
+            device, so a grid does not depend on it.
+    """
+
+    segments: tuple[tuple[int, int, int], ...]
+    tiles: torch.Tensor
+    num_tiles: torch.Tensor
+
+
+def plan_segments(
+    segments: Sequence[tuple[int, int, int]], capacity: int, device: torch.device
+) -> SegmentPlan:
+    """The plan of (first_row, num_rows, slot) segments; those of slot −1 or without rows are left
+    out.
+
+    `capacity` bounds the work list: max rows // TILE_ROWS + max segments is always enough.
+    """
+    live = tuple(segment for segment in segments if segment[2] >= 0 and segment[1] > 0)
+    work = [
+        (slot, first + done, min(TILE_ROWS, rows - done))
+        for first, rows, slot in live
+        for done in range(0, rows, TILE_ROWS)
+    ]
+    assert len(work) <= capacity, (len(work), capacity)
+    tiles = torch.zeros((capacity, 3), dtype=torch.int32)
+    if work:
+        tiles[: len(work)] = torch.tensor(work, dtype=torch.int32)
+    count = torch.tensor([len(work)], dtype=torch.int32)
+    return SegmentPlan(live, tiles.to(device), count.to(device))
+
+
+def site_columns(spans: Sequence[tuple[int, int]], device: torch.device) -> SiteColumns:
+    """The columns of a site's slices, given as (col0, num_cols)."""
+    return SiteColumns(tuple(spans), torch.tensor(spans, dtype=torch.int32, device=device))
