@@ -316,6 +316,64 @@ class StepOutputs:
     items: tuple[OutputItem, ...]
 
 
+# ---- what the core shows of itself
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentAdapter:
+    """One adapter whose weights are near. `tier`: "disk", "host" or "slot"."""
+
+    adapter: AdapterRef
+    tier: str
+    num_bytes: int
+    holds_place: bool = False
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSnapshot:
+    """One flow with its sequences by state; `adapter` is None for the base model."""
+
+    flow: FlowKey
+    adapter: AdapterRef | None = None
+    waiting: int = 0
+    running: int = 0
+    paused: int = 0
+    virtual_counter: float = 0.0
+    #: places ahead of it in the ring; 0: it holds one
+    ring_position: int = 0
+    wait_bound_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySnapshot:
+    """Bytes by use."""
+
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    adapters_bytes: int = 0
+    free_bytes: int = 0
+    workspace_bytes: int = 0
+    host_cache_bytes: int = 0
+    page_bytes: int = 0
+    num_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSnapshot:
+    """One picture of residency, queues and memory, taken between two steps."""
+
+    steps: int = 0
+    max_loras: int = 0
+    running_sequences: int = 0
+    waiting_sequences: int = 0
+    draining: bool = False
+    memory: MemorySnapshot = field(default_factory=MemorySnapshot)
+    residents: tuple[ResidentAdapter, ...] = ()
+    flows: tuple[FlowSnapshot, ...] = ()
+
+
 # ---- adapter weights
 
 

@@ -199,10 +199,25 @@ def to_grpc(error: LoraplexError) -> Any:
     return rpc_status.to_status(to_status(error))
 
 
+def of_code(
+    code: grpc.StatusCode | str,
+    message: str,
+    reason: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    retry_after_s: float | None = None,
+) -> LoraplexError:
+    """The error of a code (or its name) that another process reported in plain strings.
+
+    Raises: KeyError when `code` is a name that gRPC does not know.
+    """
+    code = grpc.StatusCode[code] if isinstance(code, str) else code
+    kind = _CLASS_OF_CODE.get(code, Internal)
+    return _rebuild(kind, message, reason or kind.default_reason, metadata or {}, retry_after_s)
+
+
 def from_rpc_error(error: grpc.RpcError) -> LoraplexError:
     """The error that a server sent, or the transport's own as the nearest class of the tree."""
     code, message = error.code(), error.details() or str(error.code())
-    kind = _CLASS_OF_CODE.get(code, Internal)
     status = rpc_status.from_call(error)
     reason, metadata, retry_after_s = None, {}, None
     for detail in status.details if status is not None else ():
@@ -211,7 +226,7 @@ def from_rpc_error(error: grpc.RpcError) -> LoraplexError:
             reason, metadata = info.reason, dict(info.metadata)
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-    return _rebuild(kind, message, reason or kind.default_reason, metadata, retry_after_s)
+    return of_code(code, message, reason, metadata, retry_after_s)
 
 
 def _rebuild(
