@@ -24,8 +24,8 @@ def lora_expand(
         e = first_entry + j:
         y[t, n] = g[s, cell][n] · y[t, n] + c[s, cell][n] + Σ_{r < rank[s, e]} u[t, j, r] ·
         B[s, e][r, n − col0]
-        g is 1 where g_off[s, cell] is −1, c is 0 where c_off[s, cell] is −1. Rows of the base do not
-        change.
+        g is 1 where g_off[s, cell] is −1, c is 0 where c_off[s, cell] is −1. Rows of the base do
+        not change.
 
     Args:
         u: [T, num_slices, R] fp32 from lora_shrink (scaled); columns r ≥ rank are not read.

@@ -26,8 +26,9 @@ def lora_shrink(
         table, plan: see kernels.lora_tables.
         first_entry: entry of the site's first slice in this layer.
         num_slices: slices of the site; their entries follow each other.
-        out: [T, num_slices, R] fp32, contiguous, R ≥ every rank of the table; written in place. Rows
-            of the base and columns r ≥ rank[s, e] are left as they are and must not be read.
+        out: [T, num_slices, R] fp32, contiguous, R ≥ every rank of the table; written in
+            place. Rows of the base and columns r ≥ rank[s, e] are left as they are and must not
+            be read.
 
     Returns: out.
     """
