@@ -1,0 +1,52 @@
+"""PEFT adapter folders: from files on disk to a checked specification and its manifest.
+
+    folder → files → options + tensors → targets → manifest, specification, coverage report
+
+Pure Python and numpy; nothing here executes, imports or unpickles what an adapter brings.
+"""
+
+from loraplex.adapter_format.check import (
+    MAX_RANK,
+    CheckedAdapter,
+    adapter_spec,
+    adapter_targets,
+    check_adapter,
+)
+from loraplex.adapter_format.folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterFolder,
+    FolderFile,
+    read_folder,
+)
+from loraplex.adapter_format.manifest import Manifest, ManifestFile, parse_manifest
+from loraplex.adapter_format.spec import (
+    AdapterSpec,
+    BaseModelFacts,
+    CoverageReport,
+    CoverageRow,
+    TargetSpec,
+    TensorLocator,
+)
+
+__all__ = [
+    "CONFIG_FILE",
+    "MAX_RANK",
+    "WEIGHTS_FILE",
+    "AdapterFolder",
+    "AdapterSpec",
+    "BaseModelFacts",
+    "CheckedAdapter",
+    "CoverageReport",
+    "CoverageRow",
+    "FolderFile",
+    "Manifest",
+    "ManifestFile",
+    "TargetSpec",
+    "TensorLocator",
+    "adapter_spec",
+    "adapter_targets",
+    "check_adapter",
+    "parse_manifest",
+    "read_folder",
+]
