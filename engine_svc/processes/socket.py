@@ -35,7 +35,6 @@ class Channel:
         self._connection = connection
         self._closing = threading.Lock()
 
-    @property
     def fileno(self) -> int:
         return self._connection.fileno()
 
