@@ -1,0 +1,92 @@
+"""lora_shrink and lora_expand in Triton against the plain-torch references, byte for byte around.
+
+On a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter on the CPU (test_interpreter.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.lora_shrink_triton import lora_shrink_triton
+from tests.kernel import lora_case as cases
+from tests.kernel.lora_case import FIRST_ENTRY, POPULARITIES, LoraCase, rows_by_slot
+from tests.kernel.lora_checks import check_expand, check_shrink
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+
+SPANS = ((0, 48), (48, 16), (64, 16))
+MIXED_RANKS = ((8, 8, 8), (16, 0, 3), (0, 0, 0), (1, 24, 5), (4, 4, 20))
+
+
+def lora_case(*args: Any, **options: Any) -> LoraCase:
+    return cases.lora_case(*args, device=DEVICE, **options)
+
+
+def check_both(case: LoraCase) -> None:
+    check_expand(case, check_shrink(case))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rank", [1, 3, 5, 8, 12, 16, 24, 64, 100])
+def test_every_rank_equals_the_reference(rank: int, dtype: torch.dtype) -> None:
+    segments = [(0, 3, 1), (3, 2, 0), (5, 1, -1)]
+    ranks = ((rank, rank, rank), (rank, 0, 16))
+    check_both(lora_case(segments, ranks, 64, SPANS, dtype, seed=rank))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("popularity", POPULARITIES)
+def test_every_popularity_of_adapters_equals_the_reference(
+    popularity: str, dtype: torch.dtype
+) -> None:
+    segments = rows_by_slot(popularity, 37, len(MIXED_RANKS), num_base_rows=4, seed=7)
+    check_both(lora_case(segments, MIXED_RANKS, 64, SPANS, dtype, seed=7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sizes_that_are_not_multiples_of_anything_equal_the_reference(dtype: torch.dtype) -> None:
+    spans = ((0, 33), (33, 7), (40, 131))
+    segments = [(0, 1, 3), (1, 18, 1), (19, 3, -1)]
+    check_both(lora_case(segments, MIXED_RANKS, 269, spans, dtype))
+
+
+def test_single_token_of_one_adapter_equals_the_reference() -> None:
+    check_both(lora_case([(0, 1, 0)], MIXED_RANKS, 64, SPANS, torch.float16))
+
+
+def test_batch_of_base_rows_only_changes_nothing() -> None:
+    case = lora_case([(0, 5, -1)], MIXED_RANKS, 64, SPANS, torch.float16)
+    assert case.plan.segments == ()
+    check_both(case)
+
+
+def test_empty_batch_changes_nothing() -> None:
+    check_both(lora_case([], MIXED_RANKS, 64, SPANS, torch.float32))
+
+
+def test_adapter_without_gain_and_constant_adds_its_delta_only() -> None:
+    segments = [(0, 4, 0), (4, 4, 3)]
+    check_both(lora_case(segments, MIXED_RANKS, 64, SPANS, torch.float32, epilogue=False))
+
+
+def test_gain_and_constant_apply_where_the_rank_is_zero() -> None:
+    segments = [(0, 2, 0), (2, 2, 1), (4, 2, 2)]
+    check_both(lora_case(segments, ((0, 0, 0),) * 3, 64, SPANS, torch.float32))
+
+
+def test_one_compiled_launch_serves_a_longer_work_list() -> None:
+    """The number of tiles is read on the device: changing it in place changes what is done."""
+    case = lora_case([(0, 20, 0), (20, 20, 3)], MIXED_RANKS, 64, SPANS, torch.float32)
+    full = check_shrink(case)
+    case.plan.num_tiles.fill_(1)
+    out = lora_shrink_triton(
+        case.x, case.table, case.plan, FIRST_ENTRY, case.columns.num_slices, case.empty_u()
+    )
+    torch.testing.assert_close(out[:16], full[:16], equal_nan=True)
+    assert out[16:].isnan().all()
