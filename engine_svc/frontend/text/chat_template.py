@@ -1,10 +1,10 @@
 """Renders chat messages with a model's Jinja template, in Jinja's sandbox, as transformers does.
 
-A template can read the messages and the special tokens and nothing else of ours: the sandbox refuses
-attributes that begin with an underscore, changes of objects and imports. The base model's template is
-the operator's choice and runs in this process, with limits on its size and on its output. One that
-came with an adapter is a stranger's program: it runs in a process of its own (template_process.py),
-where time and memory have limits too.
+A template can read the messages and the special tokens and nothing else of ours: the sandbox
+refuses attributes that begin with an underscore, changes of objects and imports. The base model's
+template is the operator's choice and runs in this process, with limits on its size and on its
+output. One that came with an adapter is a stranger's program: it runs in a process of its own
+(template_process.py), where time and memory have limits too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Token ids → text as they come, one choice each: whole characters only, O(1) a token.
 
 Concatenated, what `feed` and `flush` return equals the tokenizer's decode of all ids at once
-(special tokens skipped). For byte-level vocabularies (Llama 3, Qwen, SmolLM) that is exact for any
-ids, since each token is a fixed string of bytes. Others (SentencePiece style) are decoded in a short
-window that starts a few tokens back, where only malformed byte sequences can differ.
+(special tokens skipped). For byte-level vocabularies (Llama 3, Qwen, SmolLM) that is exact for
+any ids, since each token is a fixed string of bytes. Others (SentencePiece style) are decoded in
+a short window that starts a few tokens back, where only malformed byte sequences can differ.
 """
 
 from __future__ import annotations

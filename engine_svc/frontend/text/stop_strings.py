@@ -1,8 +1,8 @@
 """Finds stop strings in streamed text, across the borders of tokens.
 
-Text goes out at once, except for an ending that can still become a match. The match that ends first
-wins; of those that end together, the longest. The result does not depend on how the text was cut
-into pieces.
+Text goes out at once, except for an ending that can still become a match. The match that ends
+first wins; of those that end together, the longest. The result does not depend on how the text
+was cut into pieces.
 """
 
 from __future__ import annotations

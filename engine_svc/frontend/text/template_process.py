@@ -2,8 +2,9 @@
 
 The process starts when the first adapter with its own template is asked for, knows no secret (its
 environment is empty but for the import path), renders one chat at a time, and has limits that the
-operating system enforces: MEMORY_LIMIT bytes above what it starts with, and RENDER_LIMIT_S seconds a
-chat. When one is passed, the process dies, the request fails, the next one starts a new process.
+operating system enforces: MEMORY_LIMIT bytes above what it starts with, and RENDER_LIMIT_S
+seconds a chat. When one is passed, the process dies, the request fails, the next one starts a new
+process.
 
 Each message is eight bytes of length and a JSON object, both ways.
 """
