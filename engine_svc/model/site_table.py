@@ -1,0 +1,126 @@
+"""The site table on the device: which blocks of the arena are an adapter's matrices. One row a
+slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, AdapterLayout
+from engine_svc.packed import PackedFileInvalid, PackedHeader
+from kernels.lora_tables import SiteTable
+
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SlotRow:
+    """One row of the table, ready to be written: offsets are absolute, in OFFSET_UNIT."""
+
+    digest: str
+    rank: npt.NDArray[np.int32]
+    scale: npt.NDArray[np.float32]
+    a_off: Offsets
+    b_off: Offsets
+    g_off: Offsets
+    c_off: Offsets
+
+
+def slot_row(header: PackedHeader, page_ids: Sequence[int], layout: AdapterLayout) -> SlotRow:
+    """The row of an adapter whose page images lie in these pages.
+
+    Raises: PackedFileInvalid when the arrays do not fit the layout or an offset leaves its pages.
+    """
+    entries, cells = layout.num_entries, layout.num_site_cells
+    shapes = {
+        "rank": (entries,), "scale": (entries,), "g_off": (cells,), "c_off": (cells,),
+        "a_off": (entries, header.rank_blocks), "b_off": (entries, header.rank_blocks),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        array = header.arrays.get(name)
+        if array is None or array.shape != shape:
+            actual = "missing" if array is None else array.shape
+            raise PackedFileInvalid(f"array {name} is {actual}, expected {shape}")
+    rank = np.array(header.arrays["rank"], dtype=np.int32)
+    _check_blocks(rank, header.arrays)
+    units = layout.page_bytes // OFFSET_UNIT
+    pages = np.asarray(page_ids, dtype=np.int64)
+
+    def absolute(name: str) -> Offsets:
+        relative = np.array(header.arrays[name], dtype=np.int64)
+        if relative.size and (relative.min() < -1 or relative.max() >= units * len(pages)):
+            raise PackedFileInvalid(f"{name} points outside {len(pages)} pages")
+        if not len(pages):
+            return relative
+        there = pages[np.maximum(relative, 0) // units] * units + relative % units
+        return np.where(relative < 0, -1, there)
+
+    scale = np.array(header.arrays["scale"], dtype=np.float32)
+    names = ("a_off", "b_off", "g_off", "c_off")
+    return SlotRow(header.digest, rank, scale, *(absolute(name) for name in names))
+
+
+def _check_blocks(
+    rank: npt.NDArray[np.int32], arrays: Mapping[str, npt.NDArray[np.generic]]
+) -> None:
+    """Every block of a true rank is there, and none beyond it."""
+    for name in ("a_off", "b_off"):
+        there = np.asarray(arrays[name]) >= 0
+        blocks = np.arange(there.shape[1]) * RANK_BLOCK < rank[:, None]
+        if (
+            not np.array_equal(there, blocks)
+            or int(rank.max(initial=0)) > RANK_BLOCK * there.shape[1]
+        ):
+            raise PackedFileInvalid(f"{name} does not have one block for each {RANK_BLOCK} ranks")
+
+
+class SiteTableRows:
+    """Owns the device tensors of the table; rows are written at slot bindings, in plan order."""
+
+    def __init__(
+        self, arena_bytes: torch.Tensor, layout: AdapterLayout, num_slots: int, max_rank: int
+    ) -> None:
+        device, blocks = arena_bytes.device, -(-max_rank // RANK_BLOCK)
+        entries, cells = layout.num_entries, layout.num_site_cells
+
+        def offsets(*shape: int) -> torch.Tensor:
+            return torch.full((num_slots, *shape), -1, dtype=torch.int64, device=device)
+
+        self.table = SiteTable(
+            arena=arena_bytes,
+            a_off=offsets(entries, blocks),
+            b_off=offsets(entries, blocks),
+            rank=torch.zeros((num_slots, entries), dtype=torch.int32, device=device),
+            scale=torch.zeros((num_slots, entries), dtype=torch.float32, device=device),
+            g_off=offsets(cells),
+            c_off=offsets(cells),
+        )
+        self.max_rank = max_rank
+        self._digests = [""] * num_slots
+
+    def digest(self, slot: int) -> str:
+        """What the slot holds; "" = nothing."""
+        return self._digests[slot]
+
+    def write(self, slot: int, row: SlotRow) -> None:
+        """Make a slot hold an adapter. Blocks beyond its rank are −1."""
+        self.clear(slot)
+        blocks = row.a_off.shape[1]
+        self.table.a_off[slot, :, :blocks] = torch.from_numpy(row.a_off).to(self.table.a_off.device)
+        self.table.b_off[slot, :, :blocks] = torch.from_numpy(row.b_off).to(self.table.b_off.device)
+        for name in ("rank", "scale", "g_off", "c_off"):
+            target: torch.Tensor = getattr(self.table, name)[slot]
+            target.copy_(torch.from_numpy(getattr(row, name)))
+        self._digests[slot] = row.digest
+
+    def clear(self, slot: int) -> None:
+        """Poison a row: no offsets, no ranks."""
+        for offsets in (self.table.a_off, self.table.b_off, self.table.g_off, self.table.c_off):
+            offsets[slot].fill_(-1)
+        self.table.rank[slot].zero_()
+        self.table.scale[slot].zero_()
+        self._digests[slot] = ""

@@ -1,0 +1,135 @@
+"""Copies packed adapters from the mapped host region into arena pages, on a thread of its own."""
+
+from __future__ import annotations
+
+import mmap
+import queue
+import threading
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.failures import failure_of
+from engine_svc.layout import RANK_BLOCK, AdapterLayout
+from engine_svc.model.arena import Arena
+from engine_svc.model.site_table import SlotRow, slot_row
+from engine_svc.packed import PackedFileInvalid, decode_header
+from engine_svc.types import Failure, SlotLoad
+from loraplex.status import DataLoss, Internal
+
+Ended = tuple[SlotLoad, Failure | None]
+
+
+class HostRegionReader:
+    """The host cache region, mapped read-only; opened at the first load, when it surely exists."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+
+    def span(self, offset: int, num_bytes: int) -> memoryview:
+        """Raises: PackedFileInvalid when the span leaves the region; OSError."""
+        if self._map is None:
+            with self._path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if offset < 0 or offset + num_bytes > len(self._map):
+            raise PackedFileInvalid(f"span {offset}+{num_bytes} leaves the host region")
+        return memoryview(self._map)[offset : offset + num_bytes]
+
+
+class ArenaSlotWriter:
+    """engine_svc.core.ports.SlotWriter over an arena.
+
+    A load that ended well leaves its site table row behind until the plan that binds the slot takes
+    it. A failed one leaves nothing. At most one load of a slot is outstanding.
+    """
+
+    def __init__(
+        self, arena: Arena, layout: AdapterLayout, host_region: Path, max_rank: int
+    ) -> None:
+        self._arena = arena
+        self._layout = layout
+        self._region = HostRegionReader(host_region)
+        self._max_rank = max_rank
+        self._lock = threading.Lock()
+        self._rows: dict[int, SlotRow] = {}
+        self._jobs: queue.SimpleQueue[SlotLoad | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, load: SlotLoad) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="slot-writer", daemon=True)
+            self._thread.start()
+        self._jobs.put(load)
+
+    def poll(self) -> tuple[Ended, ...]:
+        ended: list[Ended] = []
+        while not self._ended.empty():
+            ended.append(self._ended.get())
+        return tuple(ended)
+
+    def take_row(self, slot: int, digest: str) -> SlotRow:
+        """The row of a load that ended well; a binding without one is our bug."""
+        with self._lock:
+            row = self._rows.pop(slot)
+        assert row.digest == digest, (slot, row.digest, digest)
+        return row
+
+    def close(self) -> None:
+        """Finish the loads that were started, then end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        stream = (
+            torch.cuda.Stream(self._arena.bytes.device)  # type: ignore[no-untyped-call]
+            if self._arena.bytes.device.type == "cuda"
+            else None
+        )
+        while (load := self._jobs.get()) is not None:
+            failure: Failure | None = None
+            try:
+                row = self._copy(load, stream)
+                with self._lock:
+                    self._rows[load.slot] = row
+            except PackedFileInvalid as error:
+                failure = failure_of(DataLoss(f"adapter {load.digest} in the host cache: {error}"))
+            except Exception as error:
+                # one adapter's load must never end the thread that loads all others
+                failure = failure_of(Internal(f"adapter {load.digest} was not copied: {error!r}"))
+            self._ended.put((load, failure))
+
+    def _copy(self, load: SlotLoad, stream: torch.cuda.Stream | None) -> SlotRow:
+        packed = self._region.span(load.span.offset, load.span.num_bytes)
+        header = decode_header(packed, self._layout.digest)
+        if header.digest != load.digest:
+            raise PackedFileInvalid(f"it holds {header.digest}")
+        if header.num_pages != len(load.page_ids):
+            raise PackedFileInvalid(f"{header.num_pages} pages for {len(load.page_ids)} page ids")
+        if header.rank_blocks * RANK_BLOCK > -(-self._max_rank // RANK_BLOCK) * RANK_BLOCK:
+            raise PackedFileInvalid(f"{header.rank_blocks} rank blocks, limit {self._max_rank}")
+        row = slot_row(header, load.page_ids, self._layout)
+        images = np.frombuffer(packed, np.uint8)[header.image_offset :]
+        page_bytes = self._arena.page_bytes
+        if len(images) < header.num_pages * page_bytes:
+            raise PackedFileInvalid(f"page images end after {len(images)} bytes")
+        for index, page_id in enumerate(load.page_ids):
+            self._write_page(page_id, images[index * page_bytes : (index + 1) * page_bytes], stream)
+        if stream is not None:
+            stream.synchronize()
+        return row
+
+    def _write_page(
+        self, page_id: int, image: npt.NDArray[np.uint8], stream: torch.cuda.Stream | None
+    ) -> None:
+        page = self._arena.page(page_id)
+        if stream is None:
+            np.copyto(page.numpy(), image)
+            return
+        with torch.cuda.stream(stream):
+            page.copy_(torch.from_numpy(image.copy()), non_blocking=False)
