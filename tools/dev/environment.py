@@ -147,7 +147,7 @@ class Environment:
             for line in process.stdout:
                 log.write(line)
                 if step is not None and line.lstrip().startswith(_SHOWN):
-                    _say("      " + line.strip()[:100])
+                    _say("      " + shortened(line))
         return process.returncode
 
 
@@ -168,6 +168,12 @@ def _pip_environment() -> dict[str, str]:
     dropped = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PYTHONPATH", "PYTHONHOME")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, "PIP_ROOT_USER_ACTION": "ignore"}
+
+
+def shortened(line: str) -> str:
+    """A line of pip's without the folder of a wheel and without what asked for it."""
+    verb, _, rest = line.strip().partition(" ")
+    return f"{verb} {rest.split(' (from ')[0].rpartition('/')[2]}"[:100]
 
 
 def _quiet(command: list[str]) -> int:
