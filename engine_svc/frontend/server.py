@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from engine_svc.frontend.core_link import CoreLink, LinkPhase
@@ -46,11 +45,13 @@ class FrontendOptions:
 class FrontendServer:
     """A grpc.aio server with its health; made by `build_server`, used inside one running loop."""
 
-    def __init__(self, options: FrontendOptions, serving: Serving, server: grpc.aio.Server) -> None:
+    def __init__(
+        self, options: FrontendOptions, serving: Serving, server: grpc.aio.Server, log: Log
+    ) -> None:
         self.server = server
         self.servicer = EngineServicer(serving, options.engine_id, log)
         self._serving = serving
-        self._health = HealthServicer()
+        self._health = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
         engine_pb2_grpc.add_EngineServicer_to_server(self.servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
