@@ -24,6 +24,7 @@ scale · (x·Aᵀ)·B.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,10 +32,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, AdapterLayout
+
 MAGIC = b"LPXPACK1"
 IMAGE_ALIGN = 4096
 ARRAY_ALIGN = 64
 _PREFIX = struct.Struct("<8sI")
+_ARRAY_DTYPES = frozenset({"<i4", "<f4", "<i8"})
 
 Array = npt.NDArray[np.generic]
 
@@ -94,18 +98,60 @@ def decode_header(buffer: memoryview, layout: str) -> PackedHeader:
         fields = json.loads(bytes(buffer[_PREFIX.size : _PREFIX.size + length]))
         if fields["layout"] != layout:
             raise PackedFileInvalid(f"layout is {fields['layout']}, this engine's is {layout}")
-        arrays, end = {}, 0
+        arrays, end = {}, _PREFIX.size + length
         for name, (dtype, shape, offset) in fields["arrays"].items():
-            count = int(np.prod(shape))
-            array = np.frombuffer(buffer, np.dtype(dtype), count, offset).reshape(shape)
+            array = _array(buffer, name, dtype, shape, offset)
             arrays[name] = array
             end = max(end, offset + array.nbytes)
         return PackedHeader(
-            fields["digest"], layout, fields["num_pages"], fields["rank_blocks"],
-            fields["used_bytes"], arrays, _aligned(end, IMAGE_ALIGN),
+            str(fields["digest"]), layout, _count(fields, "num_pages"),
+            _count(fields, "rank_blocks"), _count(fields, "used_bytes"),
+            arrays, _aligned(end, IMAGE_ALIGN),
         )  # fmt: skip
-    except (struct.error, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except PackedFileInvalid:
+        raise
+    except (struct.error, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise PackedFileInvalid(f"header cannot be read: {error}") from error
+
+
+def check_packed(buffer: memoryview, header: PackedHeader, layout: AdapterLayout) -> None:
+    """Hold a decoded header against its layout, so that every offset lies inside the images.
+
+    Raises: PackedFileInvalid with the first array or number that does not fit.
+    """
+    if header.image_offset + header.num_pages * layout.page_bytes != len(buffer):
+        raise PackedFileInvalid(f"{len(buffer)} bytes do not hold {header.num_pages} pages")
+    entries, cells, blocks = layout.num_entries, layout.num_site_cells, header.rank_blocks
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "rank": ("<i4", (entries,)), "scale": ("<f4", (entries,)),
+        "a_off": ("<i8", (entries, blocks)), "b_off": ("<i8", (entries, blocks)),
+        "g_off": ("<i8", (cells,)), "c_off": ("<i8", (cells,)),
+    }  # fmt: skip
+    units = header.num_pages * layout.page_bytes // OFFSET_UNIT
+    for name, (dtype, shape) in shapes.items():
+        array = header.arrays.get(name)
+        if array is None or array.dtype.str != dtype or array.shape != shape:
+            raise PackedFileInvalid(f"array {name} is not {dtype} {shape}")
+        if name.endswith("_off") and array.size and not (-1 <= array.min() <= array.max() < units):
+            raise PackedFileInvalid(f"array {name} points outside the page images")
+    rank = header.arrays["rank"]
+    if rank.size and not (0 <= rank.min() <= rank.max() <= blocks * RANK_BLOCK):
+        raise PackedFileInvalid(f"a rank is outside 0 … {blocks * RANK_BLOCK}")
+
+
+def _array(buffer: memoryview, name: str, dtype: str, shape: list[int], offset: int) -> Array:
+    if np.dtype(dtype).str not in _ARRAY_DTYPES or len(shape) > 2 or offset < 0:
+        raise PackedFileInvalid(f"array {name} is {dtype} {shape} at {offset}")
+    if any(not isinstance(size, int) or not 0 <= size < 1 << 32 for size in shape):
+        raise PackedFileInvalid(f"array {name} has shape {shape}")
+    return np.frombuffer(buffer, np.dtype(dtype), math.prod(shape), offset).reshape(shape)
+
+
+def _count(fields: Mapping[str, object], name: str) -> int:
+    value = fields[name]
+    if not isinstance(value, int) or not 0 <= value < 1 << 48:
+        raise PackedFileInvalid(f"{name} is {value!r}")
+    return value
 
 
 def _place(
