@@ -62,11 +62,18 @@ def expand_kernel(  # type: ignore[no-untyped-def]
     TILE_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """Program (p, b): tiles p, p + P, …; block b of the site's columns."""
     slice_index, start = column_block(spans, tl.program_id(1), NUM_SLICES, BLOCK_N)
     col0 = tl.load(spans + 2 * slice_index)
     num_cols = tl.load(spans + 2 * slice_index + 1)
+    if ALIGNED:
+        col0, num_cols, start = (
+            tl.multiple_of(col0, 16),
+            tl.multiple_of(num_cols, 16),
+            tl.multiple_of(start, 16),
+        )
     rows = tl.arange(0, TILE_ROWS)
     ranks = tl.arange(0, RANK_BLOCK)
     columns = start + tl.arange(0, BLOCK_N)
@@ -108,7 +115,7 @@ def expand_kernel(  # type: ignore[no-untyped-def]
                     mask=live_ranks[:, None] & live_columns[None, :],
                     other=0.0,
                 )
-                total = tl.dot(u_tile, b_tile.to(tl.float32), total, input_precision="ieee")
+                total = tl.dot(u_tile, b_tile.to(tl.float32), total, input_precision="tf32x3")
             tl.store(target, total.to(y.dtype.element_ty), mask=live)
 
 
@@ -156,6 +163,7 @@ def lora_expand_triton(
         TILE_ROWS=TILE_ROWS,
         RANK_BLOCK=RANK_BLOCK,
         OFFSET_UNIT=OFFSET_UNIT,
+        ALIGNED=all(col0 % 16 == num_cols % 16 == 0 for col0, num_cols in columns.spans),
         num_warps=NUM_WARPS,
     )
     return y

@@ -14,7 +14,8 @@ from kernels.lora_tables import OFFSET_UNIT, RANK_BLOCK, TILE_ROWS, SegmentPlan,
 #: First values, not tuned.
 TILE_PROGRAMS = 64
 BLOCK_PROGRAMS = 4
-BLOCK_K = 256
+#: bytes of one row of A that a program reads at once
+BLOCK_BYTES = 512
 NUM_WARPS = 4
 NUM_STAGES = 3
 
@@ -75,7 +76,7 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
                 )
                 if CAST:
                     a_tile, x_tile = a_tile.to(tl.float32), x_tile.to(tl.float32)
-                total = tl.dot(a_tile, x_tile, total, input_precision="ieee")
+                total = tl.dot(a_tile, x_tile, total, input_precision="tf32x3")
             total = total * tl.load(scale_of + entry)
             target = out + (first_row + rows)[None, :] * out_row_stride
             target += slice_index * out_slice_stride + block * RANK_BLOCK + ranks[:, None]
@@ -119,7 +120,7 @@ def lora_shrink_triton(
         out.stride(0),
         out.stride(1),
         K=x.shape[1],
-        BLOCK_K=BLOCK_K,
+        BLOCK_K=BLOCK_BYTES // x.element_size(),
         TILE_ROWS=TILE_ROWS,
         RANK_BLOCK=RANK_BLOCK,
         OFFSET_UNIT=OFFSET_UNIT,
