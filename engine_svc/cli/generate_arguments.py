@@ -1,0 +1,60 @@
+"""Flags of `enginectl generate`: the sampling fields under their names in the API."""
+
+from __future__ import annotations
+
+import argparse
+
+from loraplex.engine.v1 import engine_pb2
+
+#: field of SamplingParams → type of its flag
+_SAMPLING: dict[str, type] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "seed": int,
+    "n": int,
+    "max_tokens": int,
+    "min_tokens": int,
+}
+DEFAULT_MAX_TOKENS = 128
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="folder, or hub id in the local cache")
+    parser.add_argument(
+        "--served-model-name", default="", help="the base's name; default: the folder's"
+    )
+    parser.add_argument(
+        "--adapter", action="append", default=[], metavar="DIR",
+        help="PEFT folder, named by its last part; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--use", default="", metavar="NAME",
+        help="which --adapter answers; default: the only one, else the base model",
+    )  # fmt: skip
+    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's chat message")
+    parser.add_argument("--system", default="", help="system message of a chat")
+    parser.add_argument(
+        "--base-model-confirmed", action="store_true",
+        help="the adapters were trained on this base although they name another one",
+    )  # fmt: skip
+    for name, kind in _SAMPLING.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, dest=name)
+    parser.add_argument("--stop", action="append", default=[], help="stop string; repeatable")
+    parser.add_argument("--ignore-eos", action="store_true")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+
+
+def sampling_of(arguments: argparse.Namespace) -> engine_pb2.SamplingParams:
+    """The fields that were given; --max-tokens is 128 here where it is not."""
+    given = {name: value for name in _SAMPLING if (value := getattr(arguments, name)) is not None}
+    given.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
+    if arguments.ignore_eos:
+        given["ignore_eos"] = True
+    return engine_pb2.SamplingParams(stop=arguments.stop, **given)

@@ -1,0 +1,85 @@
+"""`enginectl`: look at a running engine, or run the model in this process without one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import grpc
+
+from engine_svc.cli import exit_codes, generate_arguments
+from loraplex.status import LoraplexError, from_rpc_error
+
+DEFAULT_ADDRESS = "127.0.0.1:50052"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status by cause (engine_svc/cli/exit_codes.py); an error is one line."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except grpc.RpcError as error:
+        return _told(from_rpc_error(error))
+    except LoraplexError as error:
+        return _told(error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exit_codes.OK
+
+
+def _told(error: LoraplexError) -> int:
+    message = " ".join(error.message.split())
+    print(f"enginectl: {error.code.name} {error.reason}: {message}", file=sys.stderr)
+    return exit_codes.exit_code(error.code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("enginectl", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    generate = commands.add_parser(
+        "generate", help="stream an answer from a model folder, without registry or server"
+    )
+    generate_arguments.add(generate)
+    generate.set_defaults(run=_generate)
+
+    state = commands.add_parser("state", help="residency, queues and memory of a running engine")
+    state.set_defaults(run=_state)
+    models = commands.add_parser("models", help="the base model and the adapters one may use")
+    models.add_argument("--tenant", default="", help="whose adapters; default: default")
+    models.set_defaults(run=_models)
+    for remote in (state, models):
+        remote.add_argument(
+            "--address",
+            default=os.environ.get("LORAPLEX_ENGINE_ADDRESS", DEFAULT_ADDRESS),
+            help="host:port of the engine [LORAPLEX_ENGINE_ADDRESS]",
+        )
+        remote.add_argument("--output", choices=("table", "json"), default="table")
+        remote.add_argument("--timeout", type=float, default=10.0, help="seconds; default 10")
+    return parser
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.generate import generate  # loads torch
+
+    generate(arguments)
+
+
+def _state(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.remote import show_state
+
+    show_state(arguments)
+
+
+def _models(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.remote import show_models
+
+    show_models(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,115 @@
+"""The metric table and what the observers make of records."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine_svc.frontend.observer import RequestRecord
+from engine_svc.metrics import METRICS, OTHER, AdapterNames, MetricSet
+from engine_svc.observing import LoadMetrics, RequestMetrics
+from engine_svc.processes.metrics_server import MetricsServer
+from engine_svc.settings import SettingInvalid
+from engine_svc.types import Failure, HostSpan, RequestStats, Waits, WeightsFailed, WeightsReady
+
+
+def values(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
+    """(sample name, label values in the order of their names) → value."""
+    text = generate_latest(registry).decode()
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_metric_can_be_made_once_and_is_named_after_the_product() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for role in {metric.role for metric in METRICS}:
+        MetricSet(role, CollectorRegistry())
+    assert all(metric.name.startswith("loraplex_") and metric.help for metric in METRICS)
+
+
+def test_a_series_once_named_keeps_its_name_and_the_rest_is_other() -> None:
+    names = AdapterNames(2)
+    assert [names.label(name) for name in "abcab"] == ["a", "b", OTHER, "a", "b"]
+
+
+def test_an_ended_request_is_counted_under_its_adapter() -> None:
+    registry = CollectorRegistry()
+    record = RequestRecord(
+        "id", "default", "sql-lora", ttft_s=0.5, tpot_s=0.01, prompt_tokens=7, completion_tokens=3,
+        stats=RequestStats(waits=Waits(place_s=0.25), cached_tokens=4),
+    )  # fmt: skip
+    RequestMetrics(10, registry).request_ended(record)
+    seen = values(registry)
+    assert seen["loraplex_requests_total", "sql-lora", "OK"] == 1
+    assert seen["loraplex_tokens_total", "sql-lora", "completion"] == 3
+    assert seen["loraplex_tokens_total", "sql-lora", "cached"] == 4
+    assert seen["loraplex_request_ttft_seconds_sum", "sql-lora"] == 0.5
+    assert seen["loraplex_request_wait_seconds_sum", "sql-lora", "place"] == 0.25
+
+
+def test_a_refused_request_has_an_outcome_and_no_times() -> None:
+    registry = CollectorRegistry()
+    RequestMetrics(10, registry).request_ended(
+        RequestRecord("id", "default", "", outcome="NOT_FOUND", reason="MODEL_NOT_FOUND")
+    )
+    seen = values(registry)
+    assert seen["loraplex_requests_total", "none", "NOT_FOUND"] == 1
+    assert not [key for key in seen if key[0].startswith("loraplex_request_ttft")]
+
+
+def test_loads_are_observed_by_tier_and_failures_by_reason() -> None:
+    registry = CollectorRegistry()
+    metrics = LoadMetrics(10, registry)
+    metrics.answered("a", WeightsReady("d", HostSpan(0, 1), 1, 1, "disk", 0.5))
+    metrics.answered("b", WeightsFailed("e", Failure("DATA_LOSS", "DIGEST_MISMATCH", "")))
+    metrics.applied(9)
+    seen = values(registry)
+    assert seen["loraplex_adapter_load_seconds_sum", "a", "disk"] == 0.5
+    assert seen["loraplex_adapter_load_failures_total", "b", "DIGEST_MISMATCH"] == 1
+    assert seen["loraplex_registry_revision",] == 9
+
+
+def test_metrics_of_several_processes_are_served_together(tmp_path: Path) -> None:
+    environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    program = (
+        "from engine_svc.metrics import MetricSet; m = MetricSet('core');"
+        "m.count('loraplex_step_deferred_sequences_total', 2, reason='place');"
+        "m.set('loraplex_waiting_sequences', 5); import os; print(os.getpid())"
+    )
+    pids = [
+        int(subprocess.run(
+            [sys.executable, "-c", program], env=environ, check=True, capture_output=True, text=True
+        ).stdout)
+        for _ in range(2)
+    ]  # fmt: skip
+    server = MetricsServer("--metrics-listen", "127.0.0.1:0", tmp_path)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def scrape(path: str = "/metrics") -> str:
+        with opener.open(f"http://{server.address}{path}", timeout=5) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    text = scrape()
+    assert 'loraplex_step_deferred_sequences_total{reason="place"} 4.0' in text
+    assert "loraplex_waiting_sequences 5.0" in text
+    for pid in pids:
+        server.forget(pid)
+    text = scrape()
+    assert 'loraplex_step_deferred_sequences_total{reason="place"} 4.0' in text
+    assert "loraplex_waiting_sequences 5.0" not in text
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        scrape("/secrets")
+    with pytest.raises(SettingInvalid, match=r"--metrics-listen is .*port \d+ cannot be used"):
+        MetricsServer("--metrics-listen", server.address, tmp_path)
