@@ -1,8 +1,8 @@
 """The model on one page: Llama, Mistral, Qwen2 and Qwen3, as their config says.
 
-T rows of a step, C hidden size, H heads, Hk KV heads, D head dim, I intermediate size, V vocabulary.
-Rows know nothing of each other but through attention; LoRA is added to each fused projection's
-output.
+T rows of a step, C hidden size, H heads, Hk KV heads, D head dim, I intermediate size, V
+vocabulary. Rows know nothing of each other but through attention; LoRA is added to each fused
+projection's output.
 """
 
 from __future__ import annotations

@@ -102,6 +102,11 @@ class SiteTableRows:
         self.max_rank = max_rank
         self._digests = [""] * num_slots
 
+    @property
+    def num_bytes(self) -> int:
+        t = self.table
+        return sum(x.nbytes for x in (t.a_off, t.b_off, t.g_off, t.c_off, t.rank, t.scale))
+
     def digest(self, slot: int) -> str:
         """What the slot holds; "" = nothing."""
         return self._digests[slot]

@@ -1,0 +1,162 @@
+"""From a model folder to a runner: the one place where the parts of `model` meet."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smallest_page_size
+from engine_svc.model.arena import Arena
+from engine_svc.model.forward_plan import ForwardPlanner
+from engine_svc.model.llama import Llama
+from engine_svc.model.lora import KernelLora, StepLora, ViewLora
+from engine_svc.model.runner import ModelRunner
+from engine_svc.model.seats import SeatState
+from engine_svc.model.site_table import SiteTableRows
+from engine_svc.model.slot_writer import ArenaSlotWriter
+from engine_svc.model.weights import load_weights
+from loraplex.base_model import BaseModelSpec, parse_config_json
+from loraplex.status import BaseModelUnsupported, FieldInvalid
+
+#: Arena on a CPU when its size is not given; memory is taken page by page as it is used.
+CPU_ARENA_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Zero and "auto" mean: chosen by the device. All sizes are counts unless they say bytes."""
+
+    host_region_path: str
+    device: str = "auto"
+    dtype: str = "auto"
+    page_size: int = 0
+    arena_bytes: int = 0
+    gpu_memory_utilization: float = 0.9
+    max_slots: int = 4
+    max_lora_rank: int = 256
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    context_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the composition root needs of a model. `context_tokens` is the limit in effect."""
+
+    runner: ModelRunner
+    slot_writer: ArenaSlotWriter
+    base: BaseModelSpec
+    layout: AdapterLayout
+    page_size: int
+    num_pages: int
+    context_tokens: int
+    device: str
+    dtype: str
+    weights_bytes: int
+    workspace_bytes: int
+
+
+def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
+    """Load weights, allocate the arena.
+
+    Raises:
+        BaseModelUnsupported: config.json or the checkpoint; names the field or tensors.
+        FieldInvalid: an option outside its limit.
+    """
+    base = _read_base(model_dir)
+    device = _device(options.device)
+    dtype_name = _dtype_name(options.dtype, device)
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    if device.type == "cpu":
+        _use_all_cores()
+    context_tokens = _within("context_tokens", options.context_tokens, base.context_tokens)
+    page_size = _page_size(options.page_size, base, dtype_name)
+    layout = adapter_layout(base, page_size, dtype_name)
+    weights = load_weights(model_dir, base, dtype, device)
+    arena_bytes = options.arena_bytes or _arena_bytes(device, options.gpu_memory_utilization)
+    arena = Arena(base, page_size, dtype_name, arena_bytes, device)
+    rows = SiteTableRows(arena.bytes, layout, options.max_slots, options.max_lora_rank)
+    lora: StepLora
+    if device.type == "cpu" and dtype == torch.float32:
+        lora = ViewLora(arena.numbers, layout, options.max_slots)
+    else:
+        lora = KernelLora(rows, layout, options.max_num_batched_tokens, options.max_slots)
+    seats = SeatState(options.max_num_seqs, base.vocab_size, device)
+    model = Llama(base, weights, arena, lora, context_tokens)
+    host_region = Path(options.host_region_path)
+    slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank)
+    planner = ForwardPlanner(base, arena)
+    return LoadedModel(
+        runner=ModelRunner(model, arena, planner, rows, lora, slot_writer, seats),
+        slot_writer=slot_writer,
+        base=base,
+        layout=layout,
+        page_size=page_size,
+        num_pages=arena.num_pages,
+        context_tokens=context_tokens,
+        device=device.type,
+        dtype=dtype_name,
+        weights_bytes=weights.num_bytes,
+        workspace_bytes=seats.num_bytes + rows.num_bytes,
+    )
+
+
+def _read_base(model_dir: Path) -> BaseModelSpec:
+    try:
+        text = (model_dir / "config.json").read_bytes()
+    except OSError as error:
+        raise BaseModelUnsupported(
+            "config.json", error.strerror or str(error), f"a readable file in {model_dir}"
+        ) from error
+    return parse_config_json(text)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise FieldInvalid("device", name, "auto, cpu or cuda", reason="CONFIG_INVALID")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise FieldInvalid("device", name, "cpu: torch sees no GPU here", reason="CONFIG_INVALID")
+    return torch.device(name)
+
+
+def _dtype_name(name: str, device: torch.device) -> str:
+    if name == "auto":
+        return "float32" if device.type == "cpu" else "bfloat16"
+    if name not in DTYPE_BYTES:
+        limit = ", ".join(["auto", *DTYPE_BYTES])
+        raise FieldInvalid("dtype", name, limit, reason="CONFIG_INVALID")
+    return name
+
+
+def _within(field: str, value: int, limit: int) -> int:
+    if value < 0 or value > limit:
+        raise FieldInvalid(field, value, f"1 to {limit}, or 0 for all", reason="CONFIG_INVALID")
+    return value or limit
+
+
+def _page_size(value: int, base: BaseModelSpec, dtype_name: str) -> int:
+    smallest = smallest_page_size(base, dtype_name, at_least=1)
+    if value and value < smallest:
+        raise FieldInvalid(
+            "page_size", value, f"at least {smallest} (one block of any adapter matrix)",
+            reason="CONFIG_INVALID",
+        )  # fmt: skip
+    return value or smallest_page_size(base, dtype_name)
+
+
+def _arena_bytes(device: torch.device, utilization: float) -> int:
+    if device.type == "cpu":
+        return CPU_ARENA_BYTES
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(total * utilization) - (total - free))
+
+
+def _use_all_cores() -> None:
+    """One thread a core that this process may run on, unless OMP_NUM_THREADS says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))

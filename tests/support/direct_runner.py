@@ -1,0 +1,169 @@
+"""Drives a model's Runner with hand-made plans: no scheduler, one sequence a seat."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine_svc.model.build import LoadedModel, ModelOptions, load_model
+from engine_svc.types import (
+    NO_SLOT,
+    Chunk,
+    HostSpan,
+    LateInputs,
+    Sample,
+    SamplingParams,
+    SeatOpening,
+    SlotBinding,
+    SlotLoad,
+    StepPlan,
+    StepResult,
+)
+
+NOTHING_LATE = LateInputs()
+
+
+@dataclass
+class SeatedSequence:
+    """One sequence at a seat."""
+
+    seat: int
+    slot: int
+    prompt: list[int]
+    sampling: SamplingParams
+    choice: int = 0
+    outputs: list[int] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    opened: bool = False
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.outputs
+
+
+class DirectRunner:
+    """A loaded model, its free pages, and adapters written through the real slot writer."""
+
+    def __init__(
+        self, model_dir: Path, packed: Mapping[str, bytes] | None = None, **options: object
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        region = Path(self._folder.name) / "region"
+        self.spans: dict[str, HostSpan] = {}
+        with region.open("wb") as file:
+            file.write(bytes(4096))
+            for digest, payload in (packed or {}).items():
+                self.spans[digest] = HostSpan(file.tell(), len(payload))
+                file.write(payload)
+                file.write(bytes(-len(payload) % 4096))
+        self.loaded: LoadedModel = load_model(
+            model_dir,
+            ModelOptions(host_region_path=str(region), **options),  # type: ignore[arg-type]
+        )
+        self.runner = self.loaded.runner
+        self.free = list(range(self.loaded.num_pages))
+        self.step = 0
+        self._bindings: list[SlotBinding] = []
+
+    def close(self) -> None:
+        self.loaded.slot_writer.close()
+        self._folder.cleanup()
+
+    def load_slot(self, slot: int, digest: str, num_pages: int) -> None:
+        """Copy a packed adapter into pages; bound by the next step."""
+        pages = tuple(self.free.pop() for _ in range(num_pages))
+        writer = self.loaded.slot_writer
+        writer.start(SlotLoad(slot, digest, self.spans[digest], pages))
+        deadline = time.monotonic() + 30
+        while not (ended := writer.poll()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert ended[0][1] is None, ended
+        self._bindings.append(SlotBinding(slot, digest, pages))
+
+    def run(
+        self, work: Iterable[tuple[SeatedSequence, int]], *, prompt_logprobs: int | None = None,
+        late: LateInputs = NOTHING_LATE, run_ahead: int = 0,
+    ) -> StepResult:  # fmt: skip
+        """One step: (sequence, tokens to compute). Samples are appended to their sequences."""
+        plan, sampling = self.plan(work, prompt_logprobs, run_ahead)
+        self.runner.forward(plan)
+        self.runner.sample(plan, late)
+        result = self.runner.collect(plan.step)
+        for sample, sequence in zip(result.samples, sampling, strict=True):
+            assert sample.seat == sequence.seat
+            sequence.samples.append(sample)
+            sequence.outputs.append(sample.token_id)
+        return result
+
+    def plan(
+        self,
+        work: Iterable[tuple[SeatedSequence, int]],
+        prompt_logprobs: int | None,
+        run_ahead: int,
+    ) -> tuple[StepPlan, list[SeatedSequence]]:
+        chunks, openings, sampling = [], [], []
+        ordered = sorted(work, key=lambda pair: (pair[0].slot == NO_SLOT, pair[0].slot))
+        for sequence, num_tokens in ordered:
+            if not sequence.opened:
+                openings.append(
+                    SeatOpening(
+                        sequence.seat, sequence.sampling, sequence.choice,
+                        tuple(sequence.prompt), tuple(sequence.outputs),
+                    )
+                )  # fmt: skip
+                sequence.opened = True
+            chunks.append(self._chunk(sequence, num_tokens, prompt_logprobs))
+            if chunks[-1].sample_seats:
+                sampling.append(sequence)
+        self.step += 1
+        bindings, self._bindings = tuple(self._bindings), []
+        return (
+            StepPlan(self.step, tuple(chunks), tuple(openings), bindings, run_ahead=run_ahead),
+            sampling,
+        )
+
+    def _chunk(
+        self, sequence: SeatedSequence, num_tokens: int, prompt_logprobs: int | None
+    ) -> Chunk:
+        start, end = sequence.computed, sequence.computed + num_tokens
+        while len(sequence.pages) * self.loaded.page_size < end:
+            sequence.pages.append(self.free.pop())
+        tokens = sequence.tokens
+        # a decode takes its input from the seat: the last output, or one not yet collected
+        is_decode = num_tokens == 1 and start >= len(tokens) - 1 and bool(sequence.outputs)
+        following = tokens[end] if end < len(sequence.prompt) else -1
+        wants_prompt = prompt_logprobs is not None and start < len(sequence.prompt)
+        sequence.computed = end
+        return Chunk(
+            sequence.seat, sequence.slot, start, num_tokens,
+            () if is_decode else tuple(tokens[start:end]),
+            tuple(sequence.pages[: -(-end // self.loaded.page_size)]),
+            (sequence.seat,) if end >= len(tokens) else (),
+            prompt_logprobs if wants_prompt else None, following,
+        )  # fmt: skip
+
+    def generate(
+        self, sequences: Sequence[SeatedSequence], num_tokens: int, chunk: int = 10**6
+    ) -> None:
+        """Prefill in chunks, then decode together until each has num_tokens outputs."""
+        while True:
+            work = [
+                (s, min(chunk, len(s.tokens) - s.computed))
+                for s in sequences
+                if len(s.outputs) < num_tokens
+            ]
+            if not work:
+                return
+            self.run(work)
+
+    def release(self, sequence: SeatedSequence) -> None:
+        """Preempt: give the pages back; the sequence will be opened again."""
+        self.free.extend(sequence.pages)
+        sequence.pages.clear()
+        sequence.computed, sequence.opened = 0, False
