@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from loraplex.status import BaseModelUnsupported, FieldInvalid
 
@@ -21,7 +21,7 @@ class PromptTokenizer:
 
     @classmethod
     def load(cls, model_dir: Path, vocab_size: int) -> PromptTokenizer:
-        """Read tokenizer.json and the options of tokenizer_config.json.
+        """Read tokenizer.json; its own post-processor says what surrounds a prompt.
 
         Raises: BaseModelUnsupported: a file is missing or cannot be read.
         """
@@ -40,8 +40,6 @@ class PromptTokenizer:
             ) from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        config = read_json_object(model_dir / "tokenizer_config.json")
-        _apply_begin_and_end(tokenizer, config)
         return cls(tokenizer, vocab_size)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
@@ -83,22 +81,3 @@ def special_token(config: Mapping[str, Any], key: str) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def _apply_begin_and_end(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Explicit add_bos_token / add_eos_token replace the post-processor of tokenizer.json."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    around: dict[str, tuple[str, int]] = {}
-    for flag, key in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
-        token = special_token(config, key)
-        token_id = None if token is None else tokenizer.token_to_id(token)
-        if config.get(flag) and token is not None and token_id is not None:
-            around[key] = (token, token_id)
-    begin = [around["bos_token"][0]] if "bos_token" in around else []
-    end = [around["eos_token"][0]] if "eos_token" in around else []
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*begin, "$A", *end],
-        pair=[*begin, "$A", *end, *begin, "$B", *end],
-        special_tokens=list(dict.fromkeys(around.values())),
-    )
