@@ -1,0 +1,199 @@
+"""One adapter from store or disk into the host region: the work of a loader's thread.
+
+    disk cache hit                       verified copy into the region
+    miss → manifest → weights file       downloaded beside the cache, digest verified on the way
+         → targets → packed              written into the region, then kept in the disk cache
+
+Only a blob that arrives damaged is fetched again here, once; `Loader` decides about all else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from engine_svc.adapters.disk_cache import DiskCache, disk_errors
+from engine_svc.adapters.packer import plan_packing, write_packed
+from engine_svc.layout import AdapterLayout
+from engine_svc.packed import PackedFileInvalid, PackedHeader, check_packed, decode_header
+from engine_svc.types import AdapterRef, HostSpan
+from loraplex.adapter_format import (
+    WEIGHTS_FILE,
+    BaseModelFacts,
+    Manifest,
+    ManifestFile,
+    adapter_targets,
+)
+from loraplex.blobs import BlobStore
+from loraplex.status import DataLoss, FailedPrecondition, ResourceExhausted
+
+#: of one blob whose bytes do not have its digest, before that is called data loss
+_DOWNLOADS = 2
+
+
+class Manifests(Protocol):
+    """Where a version's manifest comes from; a call may ask the registry."""
+
+    def manifest(self, ref: AdapterRef) -> Manifest:
+        """Raises: NotFound, Unavailable REGISTRY_UNREACHABLE."""
+        ...
+
+
+class Room(Protocol):
+    """Space in the host region."""
+
+    def take(self, num_bytes: int) -> HostSpan:
+        """Wait for a span. Raises: Abandoned; FailedPrecondition ADAPTER_TOO_LARGE when it can
+        never fit; ResourceExhausted DISK_FULL."""
+        ...
+
+    def give_back(self, span: HostSpan) -> None: ...
+
+    def view(self, span: HostSpan) -> memoryview: ...
+
+
+class Abandoned(Exception):
+    """Nobody waits for this adapter any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    span: HostSpan
+    num_pages: int
+    used_bytes: int
+    tier: str
+
+
+class Fetcher:
+    """Brings packed adapters of one layout; safe to call from several threads."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        manifests: Manifests,
+        disk: DiskCache,
+        base: BaseModelFacts,
+        layout: AdapterLayout,
+        max_rank: int,
+    ) -> None:
+        self._store, self._manifests, self._disk = store, manifests, disk
+        self._base, self._layout, self._max_rank = base, layout, max_rank
+        #: why the last packed file was not kept on disk; "" when it was
+        self.disk_problem = ""
+
+    def fetch(self, ref: AdapterRef, room: Room, is_wanted: Callable[[], bool]) -> Fetched:
+        """Bring one adapter into `room`.
+
+        Raises: any LoraplexError; Abandoned when `is_wanted` turned false on the way.
+        """
+        key = f"{ref.digest}-{self._layout.digest[:16]}"
+        cached = self._from_disk(key, ref.digest, room)
+        if cached is not None:
+            return cached
+        manifest = self._manifests.manifest(ref)
+        if manifest.digest != ref.digest:
+            raise DataLoss(
+                f"adapter {ref.name!r}: the registry's manifest has digest {manifest.digest}, "
+                f"expected {ref.digest}"
+            )
+        if manifest.base_model != self._base.name:
+            raise FailedPrecondition(
+                f"adapter {ref.name!r} is for base model {manifest.base_model!r}, this engine "
+                f"serves {self._base.name!r}",
+                reason="BASE_MODEL_MISMATCH",
+            )
+        weights = _weights_file(manifest, ref)
+        for _ in range(_DOWNLOADS):
+            with self._disk.temporary() as (path, stream):
+                if self._download(weights, path, stream, is_wanted):
+                    return self._pack(ref, manifest, path, key, room)
+        raise DataLoss(
+            f"adapter {ref.name!r}: blob {weights.sha256} does not have the digest that names it, "
+            "twice in a row; publish the adapter again",
+            metadata={"sha256": weights.sha256, "adapter": ref.name},
+        )
+
+    def _from_disk(self, key: str, digest: str, room: Room) -> Fetched | None:
+        size = self._disk.find(key)
+        if not size:
+            return None
+        span = room.take(size)
+        try:
+            view = room.view(span)
+            if self._disk.read_into(key, view):
+                header = decode_header(view, self._layout.digest)
+                check_packed(view, header, self._layout)
+                if header.digest == digest:
+                    self._check_rank(header)
+                    return Fetched(span, header.num_pages, header.used_bytes, "disk")
+        except PackedFileInvalid:
+            pass
+        except BaseException:
+            room.give_back(span)
+            raise
+        self._disk.remove(key)
+        room.give_back(span)
+        return None
+
+    def _check_rank(self, header: PackedHeader) -> None:
+        rank = int(header.arrays["rank"].max())
+        if rank > self._max_rank:
+            raise FailedPrecondition(
+                f"the adapter's largest rank is {rank}; this engine's --max-lora-rank is "
+                f"{self._max_rank}",
+                reason="RANK_UNSUPPORTED",
+                metadata={"field": "rank", "value": str(rank), "limit": str(self._max_rank)},
+            )
+
+    def _download(
+        self, file: ManifestFile, path: Path, stream: BinaryIO, is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Whether the blob arrived with the right digest."""
+        digest, size = hashlib.sha256(), 0
+        for chunk in self._store.chunks(file.sha256):
+            if not is_wanted():
+                raise Abandoned
+            size += len(chunk)
+            if size > file.size_bytes:
+                return False
+            digest.update(chunk)
+            with disk_errors(path):
+                stream.write(chunk)
+        with disk_errors(path):
+            stream.flush()
+        return size == file.size_bytes and digest.hexdigest() == file.sha256
+
+    def _pack(
+        self, ref: AdapterRef, manifest: Manifest, weights: Path, key: str, room: Room
+    ) -> Fetched:
+        targets = adapter_targets(manifest.options, weights, self._base, max_rank=self._max_rank)
+        plan = plan_packing(targets, self._layout, ref.digest)
+        span = room.take(plan.num_bytes)
+        try:
+            view = room.view(span)
+            write_packed(plan, weights, view)
+            self._keep(key, view)
+        except BaseException:
+            room.give_back(span)
+            raise
+        return Fetched(span, plan.num_pages, plan.used_bytes, "store")
+
+    def _keep(self, key: str, view: memoryview) -> None:
+        """A full disk costs the next load a download, not this one its answer."""
+        try:
+            self._disk.write(key, view)
+            self.disk_problem = ""
+        except ResourceExhausted as error:
+            self.disk_problem = error.message
+
+
+def _weights_file(manifest: Manifest, ref: AdapterRef) -> ManifestFile:
+    for file in manifest.files:
+        if file.name == WEIGHTS_FILE:
+            return file
+    raise FailedPrecondition(
+        f"adapter {ref.name!r}: its manifest names no {WEIGHTS_FILE}", reason="WEIGHTS_INVALID"
+    )

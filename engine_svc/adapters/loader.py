@@ -1,0 +1,340 @@
+"""The loader: brings adapters into the host region for one core, beside the step loop.
+
+Implements `WeightsSource` (engine_svc/core/ports.py). `want`, `drop` and `poll` take a lock for
+microseconds and never do I/O; worker threads fetch. One fetch a digest at a time, in the order of
+the ranks that the core gave. Each adapter fails alone.
+
+An adapter's weights are *held* from its WeightsReady until the core drops them; what is not held
+stays in the region until room is needed, least recently used out first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine_svc.adapters.fetch import Abandoned, Fetched, Fetcher
+from engine_svc.adapters.host_region import HostRegion
+from engine_svc.failures import failure_of
+from engine_svc.types import AdapterRef, Failure, HostSpan, WeightsFailed, WeightsReady
+from loraplex.status import FailedPrecondition, Internal, LoraplexError, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """UNAVAILABLE is tried `attempts` times with doubling pauses; then, as after any other error,
+    the failure is the answer to every want for the time named here."""
+
+    attempts: int = 4
+    first_pause_s: float = 0.25
+    remember_unavailable_s: float = 1.0
+    remember_refusal_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """Counts since start, and what is there now."""
+
+    host_bytes: int
+    host_adapters: int
+    held_adapters: int
+    waiting: int
+    host_evictions: int
+    #: finished fetches by tier: "store", "disk"
+    loads: tuple[tuple[str, int], ...]
+    failures: int
+
+
+@dataclass(slots=True)
+class _Job:
+    ref: AdapterRef
+    rank: int
+    order: int
+    wanted_s: float
+    not_before_s: float = 0.0
+    attempts: int = 0
+    running: bool = False
+    #: its core is gone and no later one has asked: the weights stay, nobody is told
+    silent: bool = False
+
+
+@dataclass(slots=True)
+class _Resident:
+    fetched: Fetched
+    held: bool = True
+
+
+class Loader:
+    """`max_adapters` 0: the host region's bytes are the only limit.
+
+    `on_answer` is called, from any thread and under the lock, when `poll` has something new: it
+    may wake a loop, not call back.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        region: HostRegion,
+        *,
+        max_adapters: int = 0,
+        threads: int = 2,
+        retry: RetryPolicy | None = None,
+        on_answer: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fetcher, self._region = fetcher, region
+        self._max_adapters, self._retry = max_adapters, retry or RetryPolicy()
+        self._on_answer, self._clock = on_answer, clock
+        self._changed = threading.Condition()
+        self._jobs: dict[str, _Job] = {}
+        self._resident: OrderedDict[str, _Resident] = OrderedDict()
+        self._failed: OrderedDict[str, tuple[float, Failure]] = OrderedDict()
+        self._answers: deque[WeightsReady | WeightsFailed] = deque()
+        self._room_waiters: list[_Job] = []
+        self._order = 0
+        self._stopping = False
+        self._host_evictions = self._failures = 0
+        self._loads: dict[str, int] = {}
+        self._threads = [
+            threading.Thread(target=self._work, name=f"loader-{index}", daemon=True)
+            for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- WeightsSource
+
+    def want(self, ref: AdapterRef, rank: int) -> None:
+        with self._changed:
+            job = self._jobs.get(ref.digest)
+            if job is not None:
+                job.rank, job.silent = rank, False
+                self._changed.notify_all()
+                return
+            resident = self._resident.get(ref.digest)
+            now = self._clock()
+            if resident is not None:
+                resident.held = True
+                self._resident.move_to_end(ref.digest)
+                self._answer(_ready(ref.digest, resident.fetched, "host", 0.0))
+            elif (failure := self._remembered(ref.digest, now)) is not None:
+                self._answer(WeightsFailed(ref.digest, failure))
+            else:
+                self._order += 1
+                self._jobs[ref.digest] = _Job(ref, rank, self._order, now)
+                self._changed.notify_all()
+
+    def drop(self, digest: str) -> None:
+        with self._changed:
+            resident = self._resident.get(digest)
+            if resident is not None:
+                resident.held = False
+                self._evict_beyond_count()
+                self._changed.notify_all()
+
+    def poll(self) -> tuple[WeightsReady | WeightsFailed, ...]:
+        with self._changed:
+            answers = tuple(self._answers)
+            self._answers.clear()
+            return answers
+
+    # ---- for the process around it
+
+    def forget_core(self) -> None:
+        """The core is gone: nothing is held, nothing waits for an answer."""
+        with self._changed:
+            for resident in self._resident.values():
+                resident.held = False
+            self._jobs = {digest: job for digest, job in self._jobs.items() if job.running}
+            for job in self._jobs.values():
+                job.silent = True
+            self._answers.clear()
+            self._changed.notify_all()
+
+    def stats(self) -> LoaderStats:
+        with self._changed:
+            spans = [resident.fetched.span.num_bytes for resident in self._resident.values()]
+            return LoaderStats(
+                host_bytes=sum(spans),
+                host_adapters=len(spans),
+                held_adapters=sum(resident.held for resident in self._resident.values()),
+                waiting=len(self._jobs),
+                host_evictions=self._host_evictions,
+                loads=tuple(sorted(self._loads.items())),
+                failures=self._failures,
+            )
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the threads; a download ends at its next chunk."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    # ---- worker threads
+
+    def _work(self) -> None:
+        while (job := self._next_job()) is not None:
+            try:
+                room = _Room(self, job)
+                fetched = self._fetcher.fetch(job.ref, room, lambda: not self._stopping)
+            except Abandoned:
+                return
+            except LoraplexError as error:
+                self._failed_once(job, error)
+            except Exception:
+                log.exception("adapter.load_crashed", extra={"digest": job.ref.digest})
+                self._failed_once(job, Internal("loading the adapter failed; see the engine's log"))
+            else:
+                self._succeeded(job, fetched)
+
+    def _next_job(self) -> _Job | None:
+        with self._changed:
+            while not self._stopping:
+                now = self._clock()
+                idle = [job for job in self._jobs.values() if not job.running]
+                due = [job for job in idle if job.not_before_s <= now]
+                if due:
+                    job = min(due, key=lambda job: (job.rank, job.order))
+                    job.running = True
+                    return job
+                pause = min((job.not_before_s - now for job in idle), default=None)
+                self._changed.wait(pause)
+            return None
+
+    def _succeeded(self, job: _Job, fetched: Fetched) -> None:
+        digest = job.ref.digest
+        with self._changed:
+            del self._jobs[digest]
+            self._resident[digest] = _Resident(fetched, held=not job.silent)
+            self._loads[fetched.tier] = self._loads.get(fetched.tier, 0) + 1
+            self._evict_beyond_count()
+            if not job.silent:
+                load_s = self._clock() - job.wanted_s
+                self._answer(_ready(digest, fetched, fetched.tier, load_s))
+            self._changed.notify_all()
+
+    def _failed_once(self, job: _Job, error: LoraplexError) -> None:
+        transient = isinstance(error, Unavailable)
+        with self._changed:
+            now = self._clock()
+            job.attempts += 1
+            job.running = False
+            if transient and job.attempts < self._retry.attempts:
+                job.not_before_s = now + self._retry.first_pause_s * 2 ** (job.attempts - 1)
+                self._changed.notify_all()
+                return
+            if transient and error.retry_after_s is None:
+                error.retry_after_s = self._retry.remember_unavailable_s
+            del self._jobs[job.ref.digest]
+            self._failures += 1
+            failure = failure_of(error)
+            remember_s = (
+                self._retry.remember_unavailable_s if transient else self._retry.remember_refusal_s
+            )
+            self._remember(job.ref.digest, now + remember_s, failure)
+            if not job.silent:
+                self._answer(WeightsFailed(job.ref.digest, failure))
+            self._changed.notify_all()
+
+    # ---- under the lock
+
+    def _answer(self, answer: WeightsReady | WeightsFailed) -> None:
+        self._answers.append(answer)
+        if self._on_answer is not None:
+            self._on_answer()
+
+    def _remembered(self, digest: str, now: float) -> Failure | None:
+        until, failure = self._failed.get(digest, (0.0, None))
+        if now < until:
+            return failure
+        self._failed.pop(digest, None)
+        return None
+
+    def _remember(self, digest: str, until_s: float, failure: Failure) -> None:
+        self._failed[digest] = (until_s, failure)
+        self._failed.move_to_end(digest)
+        while len(self._failed) > _MAX_REMEMBERED:
+            self._failed.popitem(last=False)
+
+    def _take_room(self, job: _Job, num_bytes: int) -> HostSpan:
+        """Wait for a span; who is wanted sooner goes first."""
+        if num_bytes > self._region.num_bytes:
+            raise FailedPrecondition(
+                f"adapter {job.ref.name!r} takes {num_bytes} bytes of host memory, the host cache "
+                f"has {self._region.num_bytes}; raise --host-cache-bytes",
+                reason="ADAPTER_TOO_LARGE",
+                metadata={"value": str(num_bytes), "limit": str(self._region.num_bytes)},
+            )
+        with self._changed:
+            self._room_waiters.append(job)
+            try:
+                while not self._stopping:
+                    first = min(self._room_waiters, key=lambda job: (job.rank, job.order))
+                    if first is job and (span := self._try_take(num_bytes)) is not None:
+                        return span
+                    self._changed.wait()
+                raise Abandoned
+            finally:
+                self._room_waiters.remove(job)
+                self._changed.notify_all()
+
+    def _try_take(self, num_bytes: int) -> HostSpan | None:
+        while True:
+            span = self._region.try_take(num_bytes)
+            if span is not None or not self._evict_one():
+                return span
+
+    def _evict_one(self) -> bool:
+        for digest, resident in self._resident.items():
+            if not resident.held:
+                del self._resident[digest]
+                self._region.give_back(resident.fetched.span)
+                self._host_evictions += 1
+                return True
+        return False
+
+    def _evict_beyond_count(self) -> None:
+        while self._max_adapters and len(self._resident) > self._max_adapters:
+            if not self._evict_one():
+                return
+
+    def _give_back(self, span: HostSpan) -> None:
+        with self._changed:
+            self._region.give_back(span)
+            self._changed.notify_all()
+
+    def check_integrity(self) -> None:
+        with self._changed:
+            self._region.check_integrity()
+            assert not self._jobs.keys() & self._resident.keys()
+
+
+_MAX_REMEMBERED = 1024
+
+
+class _Room:
+    """The host region as one job sees it."""
+
+    def __init__(self, loader: Loader, job: _Job) -> None:
+        self._loader, self._job = loader, job
+
+    def take(self, num_bytes: int) -> HostSpan:
+        return self._loader._take_room(self._job, num_bytes)
+
+    def give_back(self, span: HostSpan) -> None:
+        self._loader._give_back(span)
+
+    def view(self, span: HostSpan) -> memoryview:
+        return self._loader._region.view(span)
+
+
+def _ready(digest: str, fetched: Fetched, tier: str, load_s: float) -> WeightsReady:
+    return WeightsReady(digest, fetched.span, fetched.num_pages, fetched.used_bytes, tier, load_s)
