@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
 from engine_svc.types import (
@@ -37,6 +40,8 @@ class SeatedSequence:
     choice: int = 0
     outputs: list[int] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    #: with DirectRunner.record_logits
+    logits: list[torch.Tensor] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     opened: bool = False
@@ -69,6 +74,18 @@ class DirectRunner:
         self.free = list(range(self.loaded.num_pages))
         self.step = 0
         self._bindings: list[SlotBinding] = []
+        self._last_logits: torch.Tensor | None = None
+
+    def record_logits(self) -> None:
+        """From now on each sequence keeps the logits row of every token it sampled."""
+        model: Any = self.runner._model
+        compute = model.logits
+
+        def recording(hidden: torch.Tensor) -> torch.Tensor:
+            self._last_logits = compute(hidden)
+            return self._last_logits
+
+        model.logits = recording
 
     def close(self) -> None:
         self.loaded.slot_writer.close()
@@ -99,6 +116,9 @@ class DirectRunner:
             assert sample.seat == sequence.seat
             sequence.samples.append(sample)
             sequence.outputs.append(sample.token_id)
+        if self._last_logits is not None:
+            for sequence, row in zip(sampling, self._last_logits, strict=True):
+                sequence.logits.append(row)
         return result
 
     def plan(
