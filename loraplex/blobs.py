@@ -10,9 +10,10 @@ import errno
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from loraplex.status import DataLoss, FieldInvalid, ResourceExhausted, Unavailable
@@ -21,13 +22,19 @@ CHUNK_BYTES = 1024 * 1024
 _HEX = frozenset("0123456789abcdef")
 
 
+class Readable(Protocol):
+    """What a blob is read from: an open file, or a stream."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 class BlobStore(Protocol):
     """Where blobs lie. Every method raises Unavailable when the store cannot be reached
     (BLOB_STORE_UNREACHABLE) or refuses the credentials (BLOB_STORE_DENIED)."""
 
     def contains(self, sha256: str) -> bool: ...
 
-    def put(self, sha256: str, source: BinaryIO, size_bytes: int) -> bool:
+    def put(self, sha256: str, source: Readable, size_bytes: int) -> bool:
         """Store `source`; False: the blob was there already.
 
         Raises: DataLoss: the bytes do not have this digest or size; nothing is stored.
@@ -43,6 +50,10 @@ class BlobStore(Protocol):
 
     def delete(self, sha256: str) -> None:
         """Remove the blob; one that is not there is no error."""
+        ...
+
+    def discard_partial(self, age_s: float) -> int:
+        """Remove what uploads that broke off at least `age_s` ago left. Returns: how many."""
         ...
 
     def check(self) -> None:
@@ -68,7 +79,7 @@ def open_blob_store(url: str, s3_endpoint_url: str | None = None) -> BlobStore:
 class VerifiedReader:
     """Reads a source in pieces and knows at its end whether digest and size were as promised."""
 
-    def __init__(self, source: BinaryIO, sha256: str, size_bytes: int) -> None:
+    def __init__(self, source: Readable, sha256: str, size_bytes: int) -> None:
         self._source, self._sha256, self._size_bytes = source, sha256, size_bytes
         self._hash, self._seen = hashlib.sha256(), 0
 
@@ -113,7 +124,7 @@ class FileBlobStore:
     def contains(self, sha256: str) -> bool:
         return self.path(sha256).is_file()
 
-    def put(self, sha256: str, source: BinaryIO, size_bytes: int) -> bool:
+    def put(self, sha256: str, source: Readable, size_bytes: int) -> bool:
         target = self.path(sha256)
         if target.is_file():
             return False
@@ -146,6 +157,19 @@ class FileBlobStore:
             self.path(sha256).unlink(missing_ok=True)
         except OSError as error:
             raise self._failure(error) from error
+
+    def discard_partial(self, age_s: float) -> int:
+        count = 0
+        try:
+            for partial in self.root.glob("incoming/*"):
+                if time.time() - partial.stat().st_mtime >= age_s:
+                    partial.unlink(missing_ok=True)
+                    count += 1
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._failure(error) from error
+        return count
 
     def check(self) -> None:
         probe = self.root / "incoming" / f"probe.{secrets.token_hex(8)}"

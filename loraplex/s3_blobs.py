@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from loraplex.blobs import CHUNK_BYTES, VerifiedReader, check_digest, missing_blob
+from loraplex.blobs import CHUNK_BYTES, Readable, VerifiedReader, check_digest, missing_blob
 from loraplex.s3 import is_absent, s3_client, s3_failure
 from loraplex.status import LoraplexError, Unavailable
 
@@ -34,7 +35,7 @@ class S3BlobStore:
             raise self._failure(error) from error
         return True
 
-    def put(self, sha256: str, source: BinaryIO, size_bytes: int) -> bool:
+    def put(self, sha256: str, source: Readable, size_bytes: int) -> bool:
         if self.contains(sha256):
             return False
         reader = VerifiedReader(source, sha256, size_bytes)
@@ -65,6 +66,23 @@ class S3BlobStore:
             self._client.delete_object(Bucket=self._bucket, Key=self._key(sha256))
         except _S3_ERRORS as error:
             raise self._failure(error) from error
+
+    def discard_partial(self, age_s: float) -> int:
+        oldest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=age_s)
+        place, count = {"Bucket": self._bucket}, 0
+        prefix = f"{self._prefix}/sha256/" if self._prefix else "sha256/"
+        try:
+            pages = self._client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(**place, Prefix=prefix):
+                for upload in page.get("Uploads", ()):
+                    if upload["Initiated"] <= oldest:
+                        self._client.abort_multipart_upload(
+                            **place, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        count += 1
+        except _S3_ERRORS as error:
+            raise self._failure(error) from error
+        return count
 
     def check(self) -> None:
         try:

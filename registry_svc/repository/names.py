@@ -27,16 +27,19 @@ class NameRepository:
         Raises: AlreadyExists NAME_TAKEN.
         """
         row = {"name": name, "kind": kind, "owner": owner}
-        if insert_if_absent(self._session, NameRow, row):
-            return
+        if not insert_if_absent(self._session, NameRow, row):
+            self.require_free(name, kind, owner)
+
+    def require_free(self, name: str, kind: str, owner: str) -> None:
+        """Return when nothing else has the name. Raises: AlreadyExists NAME_TAKEN."""
         taken = self.owner(name)
-        if taken != (kind, owner):
-            what = _SHOWN[taken[0]] if taken else "something else"
-            of = f" {taken[1]!r}" if taken and taken[0] == "base_model_alias" else ""
-            raise AlreadyExists(
-                f"name {name!r} is taken by {what}{of}; choose another",
-                metadata={"name": name, "taken_by": taken[0] if taken else ""},
-            )
+        if taken is None or taken == (kind, owner):
+            return
+        of = f" {taken[1]!r}" if taken[0] == "base_model_alias" else ""
+        raise AlreadyExists(
+            f"name {name!r} is taken by {_SHOWN[taken[0]]}{of}; choose another",
+            metadata={"name": name, "taken_by": taken[0]},
+        )
 
     def owner(self, name: str) -> tuple[str, str] | None:
         """(kind, owner) of a name that is taken."""
