@@ -28,7 +28,7 @@ from loraplex.status import Unavailable
 
 Step = tuple[OutputItem, ...]
 Script = Callable[[Request], Iterator[Step]]
-HOLD: Step = ()
+HOLD: Step = (Admitted("hold"),)
 
 
 class FakeCoreLink:
@@ -110,8 +110,9 @@ class FakeCoreLink:
 
     async def _play(self, request: Request) -> None:
         for step in self.script(request):
-            if step == HOLD and not self._resumed.is_set():
+            if step is HOLD:
                 await self._resumed.wait()
+                continue
             self.router.deliver(step)
             await asyncio.sleep(0)
 
