@@ -302,6 +302,7 @@ class RequestEnded:
     request_id: str
     stats: RequestStats
     failure: Failure | None = None
+    #: of the prompt's tokens from the second on: nothing precedes the first
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
@@ -437,3 +438,7 @@ class EngineLimits:
     min_chunk: int = 16
     run_ahead: int = 0
     prefix_cache: bool = True
+    #: adapters at the head of the ring whose weights are copied into slots before their turn
+    prefetch_adapters: int = 2
+    #: adapters that the core has asked for and not dropped yet
+    max_wanted: int = 16

@@ -1,0 +1,116 @@
+"""Commit a step: its tokens reach their sequences, what ended leaves, full pages are remembered."""
+
+from __future__ import annotations
+
+from engine_svc.core import failures
+from engine_svc.core.books import Books
+from engine_svc.core.planner import LaunchedStep, Row
+from engine_svc.core.sequence import LiveRequest, Sequence, SequenceState
+from engine_svc.types import FinishReason, PromptLogprobs, Sample, StepResult
+
+
+def commit_step(books: Books, launched: LaunchedStep, result: StepResult, now: float) -> None:
+    """Take in the result of the oldest step in flight."""
+    plan = launched.plan
+    assert result.step == plan.step, f"step {result.step} came back, {plan.step} is next"
+    assert {s.seat for s in result.samples} == launched.by_seat.keys(), "samples and seats differ"
+    books.memory.pool.committed_step = plan.step
+    for row in launched.rows:
+        row.sequence.in_flight -= 1
+    for part in result.prompt_logprobs:
+        _take_prompt_logprobs(launched, part)
+    broken = {launched.by_seat[s.seat] for s in result.samples if s.token_id < 0}
+    for row in launched.rows:
+        if row.sequence not in broken:
+            _remember_pages(books, row)
+    for sample in result.samples:
+        _take_sample(books, launched.by_seat[sample.seat], sample, now)
+    _let_leave(books)
+
+
+def cut_choice(books: Books, live: LiveRequest, choice: int, keep_tokens: int, now: float) -> None:
+    """The frontend found a stop string: the first `keep_tokens` tokens are the answer."""
+    if choice >= len(live.sequences):
+        return
+    sequence = live.sequences[choice]
+    live.discarded_tokens += len(sequence.output_ids[keep_tokens:])
+    del sequence.output_ids[keep_tokens:]
+    if sequence.state is not SequenceState.ENDED:
+        books.end_sequence(sequence)
+        if live.finished:
+            books.end_request(live, None, now)
+
+
+def _take_sample(books: Books, sequence: Sequence, sample: Sample, now: float) -> None:
+    sequence.num_pending -= 1
+    live = sequence.live
+    if sequence.state is SequenceState.ENDED:
+        return
+    if sample.token_id < 0:
+        failure = failures.not_finite(live.request.request_id, live.request.adapter)
+        books.end_request(live, failure, now)
+        return
+    sequence.output_ids.append(sample.token_id)
+    reason, stop_token_id = _end_of(sequence, sample.token_id)
+    books.outbox.token(sequence, sample, reason, stop_token_id)
+    if reason is not None:
+        books.end_sequence(sequence)
+        if live.finished:
+            books.end_request(live, None, now)
+
+
+def _end_of(sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int]:
+    """Why the choice ends with this token, and the token if it is the reason. No stop within the
+    first min_tokens tokens."""
+    sampling = sequence.live.request.sampling
+    if len(sequence.output_ids) > sampling.min_tokens and (
+        token_id in sampling.eos_token_ids or token_id in sampling.stop_token_ids
+    ):
+        return FinishReason.STOP, token_id
+    if sequence.num_known >= sequence.max_total:
+        return FinishReason.LENGTH, -1
+    return None, -1
+
+
+def _take_prompt_logprobs(launched: LaunchedStep, part: PromptLogprobs) -> None:
+    """Entries by position from 1 on; positions computed again after a preemption are skipped."""
+    seats = [chunk.seat for chunk in launched.plan.chunks]
+    live = launched.rows[seats.index(part.seat)].sequence.live
+    for position, token in enumerate(part.tokens, part.first_position):
+        if position == len(live.prompt_logprobs) + 1:
+            live.prompt_logprobs.append(token)
+
+
+def _remember_pages(books: Books, row: Row) -> None:
+    """Full pages of known tokens go into the prefix index."""
+    sequence = row.sequence
+    if row.incarnation != sequence.incarnation:
+        return
+    sequence.num_committed = row.end
+    live, page_size = sequence.live, books.limits.page_size
+    if not live.uses_prefix_index or not books.limits.prefix_cache:
+        return
+    num_full = min(row.end, sequence.num_known) // page_size
+    while sequence.index_open and sequence.num_indexed < num_full:
+        index = sequence.num_indexed
+        tokens = sequence.token_ids(index * page_size, (index + 1) * page_size)
+        node = books.memory.remember(
+            live.prefix_root, sequence.index_node, tokens, sequence.page_ids[index]
+        )
+        if node is None:
+            sequence.index_open = False
+            return
+        sequence.index_node, sequence.num_indexed = node, index + 1
+
+
+def _let_leave(books: Books) -> None:
+    """Pages of ended sequences go when no launched step uses them any more."""
+    if not books.leaving:
+        return
+    still = []
+    for sequence in books.leaving:
+        if sequence.in_flight:
+            still.append(sequence)
+        else:
+            books.release_pages(sequence)
+    books.leaving = still

@@ -1,0 +1,192 @@
+"""The engine's loop, on one page: plan → run → commit.
+
+    submit ─▶ admission ─▶ lane (all requests of one adapter) ─▶ ring ─▶ turn ─▶ step ─▶ outputs
+
+    admission.py  is there room in the queue, could it ever fit
+    loads.py      weights: wanted, on the host, filling, in a slot
+    places.py     who holds one of max_loras places: turns, closing, pausing
+    budget.py     whose tokens go into the step: decodes, then prompts in chunks
+    pressure.py   who gives pages when there are too few
+    planner.py    all that as one StepPlan
+    commit.py     sampled tokens reach their sequences; what ended gives back pages and seats
+
+With run_ahead 1 a step is planned while the one before it still runs: its tokens stay on the device
+and are committed one step later.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from engine_svc.core import failures
+from engine_svc.core.admission import admit, refusal
+from engine_svc.core.books import Books
+from engine_svc.core.commit import commit_step, cut_choice
+from engine_svc.core.limits import check_limits
+from engine_svc.core.loads import Loads
+from engine_svc.core.planner import LaunchedStep, plan_step
+from engine_svc.core.ports import Clock, Runner, SlotWriter, WeightsSource
+from engine_svc.core.report import StepReport
+from engine_svc.core.sequence import SequenceState
+from engine_svc.core.snapshot import CoreSnapshot, take_snapshot
+from engine_svc.core.waits import Cause
+from engine_svc.types import EngineLimits, Failure, LateInputs, OutputItem, Request
+
+_NOTHING_LATE = LateInputs()
+
+
+class EngineCore:
+    """Serves requests step by step. Single-threaded: the caller passes messages in, then steps."""
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        runner: Runner,
+        slot_writer: SlotWriter,
+        weights: WeightsSource,
+        clock: Clock,
+    ) -> None:
+        """Raises: ValueError when `limits` contradict each other."""
+        check_limits(limits)
+        self._runner = runner
+        self._clock = clock
+        self._books = Books(limits)
+        self._loads = Loads(self._books, weights, slot_writer)
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._draining = False
+
+    # ---- what frontends ask for
+
+    def submit(self, request: Request) -> None:
+        """Admit or refuse; the answer is in the outputs: Admitted, or RequestEnded alone.
+
+        Raises: ValueError when a live request has this id: answers could not be told apart.
+        """
+        if request.request_id in self._books.requests:
+            raise ValueError(f"request_id {request.request_id} is in use")
+        now = self._clock.now()
+        failure = refusal(self._books, request, now, self._draining)
+        if failure is not None:
+            tokens = len(request.prompt_token_ids)
+            self._books.outbox.refused(request.request_id, tokens, failure)
+            return
+        live = admit(self._books, request, now)
+        if request.deadline_s != float("inf"):
+            heapq.heappush(self._deadlines, (request.deadline_s, live.order, request.request_id))
+
+    def cancel(self, request_id: str, failure: Failure | None = None) -> None:
+        """End a request, if it still lives, with `failure` or CANCELLED. It enters no later plan;
+        its pages come back when the last step launched with it commits."""
+        live = self._books.requests.get(request_id)
+        if live is not None:
+            reason = failure or failures.cancelled(request_id)
+            self._books.end_request(live, reason, self._clock.now())
+
+    def stop_choice(self, request_id: str, choice: int, keep_tokens: int) -> None:
+        """The frontend found a stop string behind the first `keep_tokens` tokens of a choice.
+
+        No SequenceOutput of this choice follows; RequestEnded does when all choices have ended.
+        """
+        live = self._books.requests.get(request_id)
+        if live is not None:
+            cut_choice(self._books, live, choice, keep_tokens, self._clock.now())
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; what was admitted goes on."""
+        self._draining = True
+
+    def take_outputs(self) -> tuple[OutputItem, ...]:
+        """What happened since the last call, in order."""
+        return self._books.outbox.take()
+
+    def snapshot(self) -> CoreSnapshot:
+        return take_snapshot(self._books, self._loads, self._clock.now(), self._draining)
+
+    @property
+    def num_live(self) -> int:
+        """Requests without their RequestEnded."""
+        return len(self._books.requests)
+
+    # ---- the loop
+
+    def step(self) -> StepReport:
+        """One plan–run–commit. Without anything to plan it commits what still runs."""
+        began = self._clock.now()
+        self._expire(began)
+        self._loads.poll(began)
+        planned = plan_step(self._books, self._loads, began, len(self._in_flight))
+        plan_s = self._clock.now() - began
+        if planned is not None:
+            self._runner.forward(planned.plan)
+            self._runner.sample(planned.plan, _NOTHING_LATE)
+            self._in_flight.append(planned)
+        compute_s, commit_s, committed = 0.0, 0.0, False
+        ahead = self._books.limits.run_ahead if planned is not None else 0
+        while len(self._in_flight) > ahead:
+            launched = self._in_flight.popleft()
+            result = self._runner.collect(launched.plan.step)
+            now = self._clock.now()
+            commit_step(self._books, launched, result, now)
+            commit_s += self._clock.now() - now
+            compute_s += result.compute_s
+            committed = True
+        return self._report(planned, plan_s, compute_s, commit_s, committed)
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, order, request_id = heapq.heappop(self._deadlines)
+            live = self._books.requests.get(request_id)
+            if live is not None and live.order == order:
+                self._books.end_request(live, failures.deadline_exceeded(request_id), now)
+
+    def _report(
+        self,
+        planned: LaunchedStep | None,
+        plan_s: float,
+        compute_s: float,
+        commit_s: float,
+        committed: bool,
+    ) -> StepReport:
+        books = self._books
+        plan = None if planned is None else planned.plan
+        num_sequences = 0 if plan is None else len(plan.chunks)
+        return StepReport(
+            step=-1 if plan is None else plan.step,
+            num_tokens=0 if planned is None else sum(planned.segments),
+            num_sequences=num_sequences,
+            fill=num_sequences / books.limits.max_num_seqs,
+            num_adapters=0 if plan is None else plan.num_adapters,
+            segments=() if planned is None else planned.segments,
+            plan_s=plan_s,
+            compute_s=compute_s,
+            commit_s=commit_s,
+            deferred=tuple((Cause(i), n) for i, n in enumerate(books.deferred) if n),
+            waiting=sum(books.deferred),
+            running=books.num_running,
+            idle=plan is None and not committed,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises: AssertionError when the books contradict each other."""
+        books = self._books
+        sequences = [s for live in books.requests.values() for s in live.sequences]
+        holders = {id(s): s for s in [*sequences, *books.leaving]}.values()
+        books.memory.check_integrity(s.page_ids for s in holders)
+        books.ring.check_integrity()
+        books.turns.check_integrity()
+        seats = [seat for s in sequences for seat in s.seats] + books.free_seats
+        assert sorted(seats) == list(range(books.limits.max_num_seqs)), "a seat is lost"
+        for lane in books.lanes.values():
+            lane.check_integrity()
+            if lane.num_deferred:
+                assert books.is_in_line(lane), f"{lane.digest} waits for nothing"
+        assert sum(books.deferred) == sum(lane.num_deferred for lane in books.lanes.values())
+        running = [s for s in sequences if s.state is SequenceState.RUNNING]
+        assert books.num_running == len(running)
+        paused = {s.age for s in sequences if s.state is SequenceState.SUSPENDED and s.page_ids}
+        assert paused == books.paused.keys(), "paused sequences are out of the books"
+        assert books.num_queued == sum(r.waits is None for r in books.requests.values())
+        if not books.requests and not self._in_flight:
+            assert not books.leaving, "an ended sequence keeps its pages"

@@ -1,0 +1,215 @@
+"""Plan a step: turns, places, tokens and pages become one StepPlan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine_svc.core.books import Books
+from engine_svc.core.budget import Share, divide_budget, start_waiting
+from engine_svc.core.loads import Loads
+from engine_svc.core.places import begin_turn, close_turns, end_unused_turns, grant_places
+from engine_svc.core.pressure import Claim, oldest_runnable
+from engine_svc.core.sequence import Sequence
+from engine_svc.core.start import pages_for, try_start
+from engine_svc.core.turns import Turn
+from engine_svc.types import (
+    BASE_DIGEST,
+    NO_SLOT,
+    Chunk,
+    SeatOpening,
+    SlotBinding,
+    StepPlan,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One chunk of a launched step: what commit needs to know of it."""
+
+    sequence: Sequence
+    incarnation: int
+    #: positions that are written when the step has run
+    end: int
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A plan and who is behind its chunks and seats."""
+
+    plan: StepPlan
+    rows: list[Row]
+    by_seat: dict[int, Sequence]
+    #: tokens of each adapter in the step
+    segments: tuple[int, ...] = ()
+    plan_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Draft:
+    chunks: list[Chunk] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    by_seat: dict[int, Sequence] = field(default_factory=dict)
+    bindings: list[SlotBinding] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+
+
+def plan_step(books: Books, loads: Loads, now: float, num_in_flight: int) -> LaunchedStep | None:
+    """Form the next step, or None when nothing can run."""
+    books.page_copies.clear()
+    books.opened.clear()
+    close_turns(books, now)
+    loads.advance(now)
+    grant_places(books, now)
+    shares = divide_budget(books, now)
+    shares += start_waiting(books, shares, now)
+    if not shares and not num_in_flight:
+        shares = _rescue(books, loads, now)
+    lanes = {share.sequence.lane for share in shares}
+    end_unused_turns(books, lanes, now)
+    if not shares:
+        return None
+    return _build(books, shares, num_in_flight)
+
+
+def _rescue(books: Books, loads: Loads, now: float) -> list[Share]:
+    """Everybody lacks what others keep: the oldest takes what it needs, so that it ends."""
+    for turn in books.turns:
+        books.end_turn(turn, now)
+    oldest = oldest_runnable(books)
+    if oldest is None:
+        return []
+    lane = oldest.lane
+    if not lane.is_base and books.memory.slots.ready(lane.digest) is None:
+        loads.try_fill_now(lane, now)
+        return []
+    chunk = books.limits.min_chunk
+    if try_start(books, oldest, Claim.TURN, chunk, now, ignore_kept=True) is not None:
+        return []
+    begin_turn(books, lane, now)
+    return [Share(oldest, min(chunk, oldest.num_left))]
+
+
+def _build(books: Books, shares: list[Share], run_ahead: int) -> LaunchedStep:
+    """Rows grouped by slot, the base last; from here on the sequences are as if it had run."""
+    by_digest: dict[str, list[Share]] = {}
+    for share in shares:
+        by_digest.setdefault(share.sequence.lane.digest, []).append(share)
+    base = by_digest.pop(BASE_DIGEST, None)
+    draft = _Draft()
+    for digest, group in by_digest.items():
+        slot = books.memory.slots.ready(digest)
+        assert slot is not None, f"{digest} holds a place without a slot"
+        if not slot.bound:
+            slot.bound = True
+            draft.bindings.append(SlotBinding(slot.index, digest, slot.page_ids))
+        _add_segment(books, draft, group, slot.index)
+    if base is not None:
+        _add_segment(books, draft, base, NO_SLOT)
+    openings = [o for sequence in books.opened if sequence.seats for o in _openings(sequence)]
+    _fork_prompts(books, draft)
+    plan = StepPlan(
+        step=books.next_step,
+        chunks=tuple(draft.chunks),
+        seat_openings=tuple(openings),
+        slot_bindings=tuple(draft.bindings),
+        page_copies=tuple(c for s, c in books.page_copies if s.page_copy is c),
+        run_ahead=run_ahead,
+    )
+    assert plan.num_adapters <= books.limits.max_loras, "more adapters in a step than max_loras"
+    for sequence, _ in books.page_copies:
+        sequence.page_copy = None
+    books.next_step += 1
+    books.memory.pool.launched_step = plan.step
+    return LaunchedStep(plan, draft.rows, draft.by_seat, tuple(draft.segments))
+
+
+def _add_segment(books: Books, draft: _Draft, group: list[Share], slot: int) -> None:
+    turn = books.turns.get(group[0].sequence.lane.digest)
+    assert turn is not None
+    num_tokens = 0
+    for share in group:
+        sequence = share.sequence
+        chunk = _chunk(sequence, share.num_tokens, slot, books.limits.page_size)
+        draft.chunks.append(chunk)
+        num_tokens += chunk.num_tokens
+        _charge(turn, sequence, chunk)
+        sequence.num_planned = chunk.start + chunk.num_tokens
+        sequence.in_flight += 1
+        draft.rows.append(Row(sequence, sequence.incarnation, sequence.num_planned))
+        if chunk.sample_seats:
+            sequence.num_pending += 1
+            sequence.names_tokens = False
+            draft.by_seat[chunk.sample_seats[0]] = sequence
+    draft.segments.append(num_tokens)
+
+
+def _chunk(sequence: Sequence, num_tokens: int, slot: int, page_size: int) -> Chunk:
+    start, end = sequence.num_planned, sequence.num_planned + num_tokens
+    pages = sequence.page_tuple
+    if pages is None:
+        pages = sequence.page_tuple = tuple(sequence.page_ids)
+    num_pages = pages_for(end, page_size)
+    if num_pages != len(pages):
+        pages = pages[:num_pages]
+    samples = end == sequence.num_total
+    if not sequence.names_tokens:
+        return Chunk(sequence.seats[0], slot, start, 1, (), pages, sequence.seats)
+    top, following = _prompt_logprobs(sequence, end)
+    return Chunk(
+        seat=sequence.seats[0],
+        slot=slot,
+        start=start,
+        num_tokens=num_tokens,
+        token_ids=sequence.token_ids(start, end),
+        page_ids=pages,
+        sample_seats=sequence.seats if samples else (),
+        prompt_logprobs=top,
+        next_prompt_token=following,
+    )
+
+
+def _prompt_logprobs(sequence: Sequence, end: int) -> tuple[int | None, int]:
+    """Whether this chunk brings log probabilities that the request does not have yet."""
+    live = sequence.live
+    top, prompt = live.request.sampling.prompt_logprobs, live.request.prompt_token_ids
+    if top is None or live.forked or end <= len(live.prompt_logprobs):
+        return None, -1
+    return top, prompt[end] if end < len(prompt) else -1
+
+
+def _charge(turn: Turn, sequence: Sequence, chunk: Chunk) -> None:
+    """Service is prefill × 1 + decode × 2; what was computed before is free."""
+    end = chunk.start + chunk.num_tokens
+    new = end - max(sequence.num_charged, chunk.start)
+    if new > 0:
+        sequence.num_charged = end
+        prompt = len(sequence.live.request.prompt_token_ids)
+        turn.service += new + min(new, max(0, end - prompt))
+
+
+def _openings(sequence: Sequence) -> list[SeatOpening]:
+    request = sequence.live.request
+    choices = [sequence.choice] if sequence.live.forked else list(range(len(sequence.seats)))
+    return [
+        SeatOpening(
+            seat,
+            request.sampling,
+            choice,
+            request.prompt_token_ids,
+            tuple(sequence.output_ids),
+        )
+        for seat, choice in zip(sequence.seats, choices, strict=True)
+    ]
+
+
+def _fork_prompts(books: Books, draft: _Draft) -> None:
+    """Prompts whose last chunk is in the plan: every choice samples from it."""
+    for row in list(draft.rows):
+        lead = row.sequence
+        if lead.live.forked or not lead.num_pending:
+            continue
+        for sequence in books.fork(lead)[1:]:
+            sequence.num_pending = sequence.in_flight = 1
+            sequence.names_tokens = False
+            draft.rows.append(Row(sequence, sequence.incarnation, sequence.num_planned))
+            draft.by_seat[sequence.seats[0]] = sequence

@@ -1,0 +1,146 @@
+"""Who gives pages when there are too few.
+
+In this order, each only as far as needed: resting cached pages; idle slots that nobody in the ring
+waits for, then those farthest from their turn; paused sequences, newest first; running sequences,
+newest first. Protected are the oldest sequence that could run, sequences that have not advanced
+since they got their pages, and the slot at the ring's head. The oldest itself may take from all of
+them: somebody always comes to an end, so nothing can lock up.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from engine_svc.core.books import Books
+from engine_svc.core.lane import Lane
+from engine_svc.core.sequence import Sequence, SequenceState
+from engine_svc.core.slots import Slot
+
+
+class Claim(enum.IntEnum):
+    """How much a request for pages may disturb."""
+
+    #: a sequence that could start as well later: cached pages and unwanted slots
+    MODEST = 0
+    #: a running sequence: also paused ones, and running ones that are younger than it
+    RUNNING = 1
+    #: a turn that begins: also older running ones
+    TURN = 2
+
+
+def oldest_runnable(books: Books) -> Sequence | None:
+    """The sequence that arrived first among those whose adapter is not loading."""
+    for live in books.requests.values():
+        if live.digest not in books.absent:
+            for sequence in live.sequences:
+                if sequence.state is not SequenceState.ENDED and not sequence.exhausted:
+                    return sequence
+    return None
+
+
+def make_room(
+    books: Books, count: int, sequence: Sequence, claim: Claim, now: float, kept: int = 0
+) -> bool:
+    """Make `count` pages free for a sequence, beside `kept` ones. False: not without taking what
+    is protected; what was taken until then stays free."""
+    needed = count + kept
+    if books.memory.num_room >= needed:
+        return True
+    oldest = oldest_runnable(books)
+    is_oldest = oldest is sequence
+    lane = sequence.lane
+    if _evict(books, needed, lambda slot: _is_spare(books, slot, claim, is_oldest), lane, now):
+        return True
+    if claim is Claim.MODEST and not is_oldest:
+        return False
+
+    def may_take(victim: Sequence) -> bool:
+        if victim is sequence or victim is oldest or victim.exhausted or not victim.page_ids:
+            return False
+        return is_oldest or victim.has_advanced
+
+    if _preempt_paused(books, needed, may_take, now):
+        return True
+    for victim in _running_newest_first(books):
+        younger = claim is Claim.TURN or is_oldest or victim.age > sequence.age
+        if younger and may_take(victim):
+            books.preempt(victim, now)
+            if books.memory.num_room >= needed:
+                return True
+    return False
+
+
+def make_room_for_load(books: Books, lane: Lane, count: int, now: float, urgent: bool) -> bool:
+    """Make `count` pages and a row free for an adapter's weights. `urgent`: it is the ring's
+    head, paused sequences give their pages."""
+    slots = books.memory.slots
+    oldest = oldest_runnable(books) if urgent else None
+    for_oldest = oldest is not None and oldest.live.digest == lane.digest
+
+    def is_spare(slot: Slot) -> bool:
+        waiting = books.lanes.get(slot.digest)
+        if waiting is None or not waiting.in_ring:
+            return True
+        return for_oldest or waiting.queued_at > lane.queued_at
+
+    if not slots.num_free:
+        candidates = [s for s in _by_value(books) if is_spare(s)]
+        if not candidates:
+            return False
+        books.evict_slot(candidates[0], now)
+    if _evict(books, count, is_spare, lane, now):
+        return True
+    if not urgent:
+        return False
+
+    def may_take(victim: Sequence) -> bool:
+        return victim is not oldest and (for_oldest or victim.has_advanced)
+
+    return _preempt_paused(books, count, may_take, now)
+
+
+def _is_spare(books: Books, slot: Slot, claim: Claim, is_oldest: bool) -> bool:
+    lane = books.lanes.get(slot.digest)
+    if lane is None or not lane.in_ring:
+        return True
+    return is_oldest or (claim is not Claim.MODEST and books.ring.position(lane) > 0)
+
+
+def _by_value(books: Books) -> list[Slot]:
+    """Idle slots, the least valuable first: nobody waits, longest unused; then the ring's tail."""
+    idle = books.memory.idle_slots(books.turns.__contains__)
+    wanted = [slot for slot in idle if slot.digest in books.lanes]
+    unwanted = [slot for slot in idle if slot.digest not in books.lanes]
+    wanted.sort(key=lambda slot: -books.lanes[slot.digest].queued_at)
+    return unwanted + wanted
+
+
+def _evict(
+    books: Books, count: int, is_spare: Callable[[Slot], bool], lane: Lane, now: float
+) -> bool:
+    if books.memory.num_room >= count:
+        return True
+    for slot in _by_value(books):
+        if slot.digest != lane.digest and is_spare(slot):
+            books.evict_slot(slot, now)
+            if books.memory.num_room >= count:
+                return True
+    return False
+
+
+def _preempt_paused(
+    books: Books, count: int, may_take: Callable[[Sequence], bool], now: float
+) -> bool:
+    for age in sorted(books.paused, reverse=True):
+        if books.memory.num_room >= count:
+            return True
+        victim = books.paused[age]
+        if may_take(victim):
+            books.preempt(victim, now)
+    return books.memory.num_room >= count
+
+
+def _running_newest_first(books: Books) -> list[Sequence]:
+    running = [s for turn in books.turns for s in turn.lane.running.values()]
+    return sorted(running, key=lambda s: s.age, reverse=True)
