@@ -74,6 +74,11 @@ class HostRegion:
                 ) from error
         return HostSpan(offset, num_bytes)
 
+    def try_take_at(self, span: HostSpan) -> bool:
+        """Take a span that a loader before this one handed out; its bytes are left as they are."""
+        assert self._spans is not None, "only the creator allocates"
+        return self._spans.try_take_at(span.offset, span.num_bytes)
+
     def give_back(self, span: HostSpan) -> None:
         assert self._spans is not None, "only the creator allocates"
         self._spans.give_back(span.offset)

@@ -157,6 +157,17 @@ class Loader:
             self._answers.clear()
             self._changed.notify_all()
 
+    def adopt(self, weights: WeightsReady) -> None:
+        """The core still holds these weights from a loader that died: keep their bytes in place."""
+        with self._changed:
+            resident = self._resident.get(weights.digest)
+            if resident is not None:
+                resident.held = True
+            elif self._region.try_take_at(weights.span):
+                self._resident[weights.digest] = _Resident(
+                    Fetched(weights.span, weights.num_pages, weights.used_bytes, weights.tier)
+                )
+
     def stats(self) -> LoaderStats:
         with self._changed:
             spans = [resident.fetched.span.num_bytes for resident in self._resident.values()]

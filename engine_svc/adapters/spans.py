@@ -32,6 +32,20 @@ class SpanAllocator:
                 return start
         return None
 
+    def try_take_at(self, offset: int, num_bytes: int) -> bool:
+        """Take exactly this range; False when a part of it is taken or outside."""
+        size = max(1, -(-num_bytes // self._align)) * self._align
+        end = offset + size
+        for index, (free_start, free_end) in enumerate(zip(self._starts, self._ends, strict=True)):
+            if free_start <= offset and end <= free_end:
+                left, right = (free_start, offset), (end, free_end)
+                rest = [part for part in (left, right) if part[0] < part[1]]
+                self._starts[index : index + 1] = [start for start, _ in rest]
+                self._ends[index : index + 1] = [stop for _, stop in rest]
+                self._taken[offset] = size
+                return True
+        return False
+
     def give_back(self, offset: int) -> None:
         start, end = offset, offset + self._taken.pop(offset)
         index = bisect.bisect_left(self._starts, start)
