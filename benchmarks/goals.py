@@ -1,0 +1,37 @@
+"""Every number that loraplex promises itself, in one table. A goal without a row is not met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`bench`'s row `case` must be at least (better "higher") or at most (better "lower") this."""
+
+    bench: str
+    case: str
+    better: str
+    value: float
+    unit: str
+
+    def holds(self, measured: float) -> bool:
+        return measured >= self.value if self.better == "higher" else measured <= self.value
+
+    def __str__(self) -> str:
+        sign = "≥" if self.better == "higher" else "≤"
+        return f"{sign} {self.value:g} {self.unit}"
+
+
+GOALS = (
+    Goal("cpu", "throughput / transformers + PEFT", "higher", 1.0, "×"),
+    Goal("cpu", "TPOT of three adapters / base", "lower", 1.3, "×"),
+    Goal("cpu", "first token, first run", "lower", 60.0, "s"),
+    Goal("cpu", "first token, second run", "lower", 15.0, "s"),
+    Goal("cpu", "idle stack without weights and KV", "lower", 700.0, "MiB"),
+)
+
+
+def goals_of(bench: str) -> dict[str, Goal]:
+    """Case → goal."""
+    return {goal.case: goal for goal in GOALS if goal.bench == bench}
