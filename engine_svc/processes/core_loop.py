@@ -48,7 +48,6 @@ class Core(Protocol):
     def stop_choice(self, request_id: str, choice: int, keep_tokens: int) -> None: ...
     def step(self) -> Report: ...
     def take_outputs(self) -> tuple[OutputItem, ...]: ...
-    def snapshot(self) -> CoreSnapshot: ...
 
 
 class CoreLoop:
@@ -61,10 +60,12 @@ class CoreLoop:
     def __init__(
         self,
         core: Core,
+        snapshot: Callable[[], CoreSnapshot],
         observe: Callable[[Any], None] = lambda report: None,
         stalled: Callable[[Peer], None] = lambda peer: None,
     ) -> None:
         self._core = core
+        self._snapshot = snapshot
         self._observe = observe
         self._stalled = stalled
         self._inbox: deque[tuple[Peer, object | None]] = deque()
@@ -140,7 +141,7 @@ class CoreLoop:
             case StopChoice(request_id, choice, keep_tokens):
                 self._core.stop_choice(request_id, choice, keep_tokens)
             case SnapshotRequest(ticket):
-                peer.put(SnapshotAnswer(ticket, self._core.snapshot()))
+                peer.put(SnapshotAnswer(ticket, self._snapshot()))
             case None:
                 self._drop(peer)
 

@@ -82,7 +82,8 @@ class FrontendLink:
 
     # ---- called by the transport and the process, in the loop
 
-    def connected(self, hello: CoreHello, core: Peer) -> None:
+    def connected(self, hello: CoreHello | None, core: Peer) -> None:
+        """`hello` is None when the core is in this process."""
         self.hello, self._core = hello, core
         self._set_phase()
 

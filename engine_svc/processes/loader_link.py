@@ -41,6 +41,8 @@ class LoaderLink:
     def want(self, ref: AdapterRef, rank: int) -> None:
         want = Want(ref, rank)
         with self._lock:
+            if ref.digest in self._held or any(a.digest == ref.digest for a in self._answers):
+                return  # the answer is there, the core has not polled it yet
             self._wanted[ref.digest] = want
             self._send(want)
 
@@ -88,6 +90,7 @@ class LoaderLink:
                 answer: WeightsReady | WeightsFailed = channel.receive()
                 with self._lock:
                     if self._wanted.pop(answer.digest, None) is None:
+                        self._refuse(answer)
                         continue
                     if isinstance(answer, WeightsReady):
                         self._held[answer.digest] = answer
@@ -95,3 +98,8 @@ class LoaderLink:
                 self.wake()
         except ChannelClosed:
             return
+
+    def _refuse(self, answer: WeightsReady | WeightsFailed) -> None:
+        """A want crossed its own answer and was answered again: give the second span back."""
+        if isinstance(answer, WeightsReady) and answer.digest not in self._held:
+            self._send(Drop(answer.digest))

@@ -28,6 +28,10 @@ class NamesFeed:
     def revision(self) -> int:
         return self._map.revision
 
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
     def apply(self, update: NameMapUpdate) -> None:
         with self._lock:
             if self._map.apply(update) and self._open:
