@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from engine_svc.core.report import StepReport
 from engine_svc.frontend.observer import RequestRecord
 from engine_svc.metrics import AdapterNames, MetricSet
-from engine_svc.types import WeightsFailed, WeightsReady
+from engine_svc.types import CoreSnapshot, WeightsFailed, WeightsReady
 
 NO_MODEL = "none"
+#: A snapshot walks all requests: not every step.
+SNAPSHOT_STEPS = 50
 
 
 class RequestMetrics:
@@ -70,3 +75,77 @@ class LoadMetrics:
 
     def applied(self, revision: int) -> None:
         self._metrics.set("loraplex_registry_revision", revision)
+
+
+class StepMetrics:
+    """Every step; the state every SNAPSHOT_STEPS steps and when the core falls idle."""
+
+    def __init__(
+        self,
+        max_series: int,
+        snapshot: Callable[[], CoreSnapshot],
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._metrics = MetricSet("core", registry)
+        self._names = AdapterNames(max_series)
+        self._snapshot = snapshot
+        self._steps_until_state = 0
+        self._was_idle = False
+        self._shown_flows: set[str] = set()
+
+    def stepped(self, report: StepReport) -> None:
+        if report.step >= 0:
+            self._count(report)
+        self._steps_until_state -= report.step >= 0
+        if self._steps_until_state < 0 or (report.idle and not self._was_idle):
+            self._steps_until_state = SNAPSHOT_STEPS
+            self._show(self._snapshot())
+        self._was_idle = report.idle
+
+    def _count(self, report: StepReport) -> None:
+        observe = self._metrics.observe
+        observe("loraplex_step_batch_size", report.num_sequences)
+        observe("loraplex_step_fill_ratio", report.fill)
+        observe("loraplex_step_distinct_adapters", report.num_adapters)
+        for tokens in report.segments:
+            observe("loraplex_step_segment_tokens", tokens)
+        observe("loraplex_step_seconds", report.plan_s, part="plan")
+        observe("loraplex_step_seconds", report.compute_s, part="gpu")
+        observe("loraplex_step_seconds", report.commit_s, part="commit")
+        for cause, sequences in report.deferred:
+            self._metrics.count(
+                "loraplex_step_deferred_sequences_total", sequences, reason=cause.name.lower()
+            )
+
+    def _show(self, state: CoreSnapshot) -> None:
+        put, memory = self._metrics.set, state.memory
+        put("loraplex_waiting_sequences", state.waiting_sequences)
+        put("loraplex_running_sequences", state.running_sequences)
+        for part in ("weights", "kv", "adapters", "free", "workspace"):
+            put("loraplex_gpu_memory_bytes", getattr(memory, f"{part}_bytes"), part=part)
+        for tier in ("slot", "host"):
+            resident = sum(one.num_bytes for one in state.residents if one.tier == tier)
+            put("loraplex_adapter_resident_bytes", resident, tier=tier)
+        self._show_flows(state)
+
+    def _show_flows(self, state: CoreSnapshot) -> None:
+        """One series an adapter: the worst of its flows; 0 once it has none."""
+        most = max((flow.virtual_counter for flow in state.flows), default=0.0)
+        rows: dict[str, tuple[float, float, float]] = {}
+        for flow in state.flows:
+            if flow.adapter is None:
+                continue
+            label = self._names.label(flow.adapter.name)
+            lag, waited, bound = rows.get(label, (0.0, 0.0, 0.0))
+            rows[label] = (
+                max(lag, most - flow.virtual_counter),
+                max(waited, flow.waited_s),
+                max(bound, flow.wait_bound_s),
+            )
+        for label in self._shown_flows - rows.keys():
+            rows[label] = (0.0, 0.0, 0.0)
+        for label, (lag, waited, bound) in rows.items():
+            self._metrics.set("loraplex_flow_service_lag", lag, adapter=label)
+            self._metrics.set("loraplex_flow_wait_seconds", waited, adapter=label)
+            self._metrics.set("loraplex_flow_wait_bound_seconds", bound, adapter=label)
+        self._shown_flows |= rows.keys()

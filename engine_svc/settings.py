@@ -46,7 +46,7 @@ class EngineSettings:
     )
     registry_address: str = _setting("127.0.0.1:50051", "host:port of the registry")
     blob_store: str = _setting(
-        "file://.loraplex/registry/blobs", "file:///dir or s3://bucket/prefix", not_empty=True
+        "", "file:///dir or s3://bucket/prefix; empty: that of a registry started in this folder"
     )
     s3_endpoint_url: str = _setting("", "S3 server that is not Amazon's; empty: Amazon's")
     listen: str = _setting("127.0.0.1:50052", "host:port for gRPC; port 0: a free one")
@@ -104,6 +104,10 @@ class EngineSettings:
     log_level: str = _setting(
         "info", "least severe log line", choices=("debug", "info", "warning", "error")
     )
+
+    @property
+    def blob_store_url(self) -> str:
+        return self.blob_store or Path(".loraplex/registry/blobs").absolute().as_uri()
 
     @property
     def base_model_name(self) -> str:
@@ -244,7 +248,7 @@ def _check(settings: EngineSettings) -> None:
             f"--metrics-listen is {settings.metrics_listen!r}; must differ from --listen"
         )
     split_address("--registry-address", settings.registry_address)
-    if not settings.blob_store.startswith(("file://", "s3://")):
+    if settings.blob_store and not settings.blob_store.startswith(("file://", "s3://")):
         raise SettingInvalid(
             f"--blob-store is {settings.blob_store!r}; must be file:///dir or s3://bucket/prefix"
         )

@@ -102,7 +102,7 @@ class Running:
 @pytest.fixture
 def running() -> Iterator[Running]:
     core, stalled = FakeCore(), []
-    loop = CoreLoop(core, stalled=stalled.append)
+    loop = CoreLoop(core, core.snapshot, stalled=stalled.append)
     thread = threading.Thread(target=loop.run)
     thread.start()
     yield Running(core, loop, stalled)

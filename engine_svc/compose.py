@@ -1,0 +1,179 @@
+"""The composition root: where model, core, adapters and frontend meet.
+
+`build_core` is what the core's process runs; `open_local_engine` joins everything in one process,
+for `enginectl generate` and tests, behind the same Protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_svc.adapters.folder_weights import FolderWeights
+from engine_svc.adapters.host_region import HostRegion
+from engine_svc.core.engine import EngineCore
+from engine_svc.core.ports import WeightsSource
+from engine_svc.frontend.generate import Serving
+from engine_svc.frontend.inputs import PromptReader
+from engine_svc.frontend.models import Models
+from engine_svc.frontend.observer import Observers
+from engine_svc.frontend.text.model_text import ModelText
+from engine_svc.messages import CoreHello
+from engine_svc.model.build import LoadedModel, ModelOptions, load_model
+from engine_svc.names import DEFAULT_TENANT, NameMap
+from engine_svc.picture import picture
+from engine_svc.processes.core_loop import CoreLoop
+from engine_svc.processes.links import FrontendLink, LocalPeer
+from engine_svc.settings import MIN_CHUNK, EngineSettings
+from engine_svc.types import CoreSnapshot, EngineLimits
+from loraplex.base_folder import find_base_folder, read_base_folder
+
+#: Adapters that stay in the arena without a place, so that a turn that comes back needs no copy.
+SLOTS_A_PLACE = 4
+
+
+class MonotonicClock:
+    """engine_svc.core.ports.Clock of this machine."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class CoreParts:
+    core: EngineCore
+    hello: CoreHello
+    snapshot: Callable[[], CoreSnapshot]
+
+
+def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedModel:
+    """The model of `settings`; slots are filled from `host_region`. Raises: LoraplexError."""
+    return load_model(
+        find_base_folder(settings.model),
+        ModelOptions(
+            host_region_path=str(host_region),
+            device=settings.device,
+            dtype=settings.dtype,
+            page_size=settings.page_size,
+            arena_bytes=settings.arena_bytes,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            max_slots=settings.max_loras * SLOTS_A_PLACE,
+            max_lora_rank=settings.max_lora_rank,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            context_tokens=settings.max_model_len,
+        ),
+    )
+
+
+def build_core(settings: EngineSettings, model: LoadedModel, weights: WeightsSource) -> CoreParts:
+    """The core on its model."""
+    limits = EngineLimits(
+        max_loras=settings.max_loras,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_pages=model.num_pages,
+        page_size=model.page_size,
+        page_bytes=model.layout.page_bytes,
+        num_slots=settings.max_loras * SLOTS_A_PLACE,
+        context_tokens=model.context_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        quantum=settings.quantum,
+        min_chunk=MIN_CHUNK,
+        prefix_cache=settings.enable_prefix_caching,
+    )
+    core = EngineCore(limits, model.runner, model.slot_writer, weights, MonotonicClock())
+
+    def snapshot() -> CoreSnapshot:
+        return picture(
+            core.snapshot(),
+            max_loras=settings.max_loras,
+            weights_bytes=model.weights_bytes,
+            workspace_bytes=model.workspace_bytes,
+            host_cache_bytes=settings.host_cache_bytes,
+        )
+
+    hello = CoreHello(os.getpid(), limits, model.dtype, model.page_size, model.weights_bytes)
+    return CoreParts(core, hello, snapshot)
+
+
+class LocalEngine:
+    """Model, core and adapter folders in this process; the core's loop runs on a thread."""
+
+    def __init__(
+        self, settings: EngineSettings, parts: CoreParts, weights: FolderWeights, text: ModelText
+    ) -> None:
+        self.base_model = settings.base_model_name
+        self._parts = parts
+        self.names: NameMap = weights.names
+        self._text = text
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return tuple(ref.name for ref in self.names.list(DEFAULT_TENANT))
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[Serving]:
+        """What `GenerateCall` needs, while the core's loop runs."""
+        link = FrontendLink()
+        core_loop = CoreLoop(self._parts.core, self._parts.snapshot)
+        to_core = _LocalCore(core_loop, LocalPeer(link, asyncio.get_running_loop()))
+        link.names_ready()
+        link.connected(None, to_core)
+        thread = threading.Thread(target=core_loop.run, name="core-loop", daemon=True)
+        thread.start()
+        prompts = PromptReader(self._text)
+        models = Models(self.base_model, self._text.context_tokens, self.names)
+        try:
+            yield Serving(link, models, self._text, prompts, Observers(()))
+        finally:
+            await prompts.close()
+            core_loop.stop()
+            await asyncio.to_thread(thread.join)
+
+
+class _LocalCore:
+    """The link's way to a core loop in the same process."""
+
+    def __init__(self, core_loop: CoreLoop, peer: LocalPeer) -> None:
+        self._core_loop, self._peer = core_loop, peer
+        core_loop.attach(peer)
+
+    def put(self, message: object) -> None:
+        self._core_loop.post(self._peer, message)
+
+    def is_stalled(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._core_loop.detach(self._peer)
+
+
+def open_local_engine(
+    settings: EngineSettings,
+    adapters: Sequence[Path],
+    scratch: Path,
+    base_model_confirmed: bool = False,
+) -> LocalEngine:
+    """Load a model and adapter folders, each named by its last part; files go to `scratch`.
+
+    Raises: LoraplexError: the model, or an adapter that publishing would refuse too.
+    """
+    folder = find_base_folder(settings.model)
+    facts, _, _ = read_base_folder(folder, settings.base_model_name)
+    text = ModelText.load(folder, settings.max_model_len)
+    region = HostRegion.create(scratch / "host_region", settings.host_cache_bytes)
+    model = load_engine_model(settings, region.path)
+    weights = FolderWeights(facts, model.layout, region)
+    for adapter in adapters:
+        weights.add(
+            adapter.resolve().name, adapter, max_rank=settings.max_lora_rank,
+            base_model_confirmed=base_model_confirmed,
+        )  # fmt: skip
+    return LocalEngine(settings, build_core(settings, model, weights), weights, text)

@@ -1,0 +1,52 @@
+"""The core's own snapshot and what only the composition root knows, as what the API shows."""
+
+from __future__ import annotations
+
+from engine_svc.core import snapshot as core_snapshot
+from engine_svc.types import CoreSnapshot, FlowSnapshot, MemorySnapshot, ResidentAdapter
+
+
+def picture(
+    core: core_snapshot.CoreSnapshot,
+    *,
+    max_loras: int,
+    weights_bytes: int,
+    workspace_bytes: int,
+    host_cache_bytes: int,
+) -> CoreSnapshot:
+    """Pages become bytes. Keys and values that only the prefix cache keeps count as kv."""
+    page_bytes = core.page_bytes
+    return CoreSnapshot(
+        steps=core.steps,
+        max_loras=max_loras,
+        running_sequences=core.running_sequences,
+        waiting_sequences=core.waiting_sequences,
+        draining=core.draining,
+        memory=MemorySnapshot(
+            weights_bytes=weights_bytes,
+            kv_bytes=(core.kv_pages + core.cached_pages) * page_bytes,
+            adapters_bytes=core.adapter_pages * page_bytes,
+            free_bytes=core.free_pages * page_bytes,
+            workspace_bytes=workspace_bytes,
+            host_cache_bytes=host_cache_bytes,
+            page_bytes=page_bytes,
+            num_pages=core.num_pages,
+        ),
+        residents=tuple(
+            ResidentAdapter(one.adapter, one.tier, one.num_bytes, one.holds_place)
+            for one in core.residency
+        ),
+        flows=tuple(
+            FlowSnapshot(
+                flow=one.flow,
+                adapter=one.adapter,
+                waiting=one.waiting,
+                running=one.running,
+                paused=one.paused,
+                virtual_counter=float(one.service),
+                ring_position=max(0, one.ring_position),
+                waited_s=one.waited_s,
+            )
+            for one in core.flows
+        ),
+    )
