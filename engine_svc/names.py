@@ -51,6 +51,11 @@ class NameMapUpdate:
     aliases: tuple[AliasEntry, ...] = ()
     snapshot: bool = False
 
+    @property
+    def ends_adapter(self) -> bool:
+        """Whether some name stops answering by this update."""
+        return bool(self.deleted) or any(not entry.active for entry in self.adapters)
+
 
 class NameMap:
     """Names of one base model's adapters, as of `revision`."""

@@ -99,12 +99,6 @@ class Fetcher:
                 f"adapter {ref.name!r}: the registry's manifest has digest {manifest.digest}, "
                 f"expected {ref.digest}"
             )
-        if manifest.base_model != self._base.name:
-            raise FailedPrecondition(
-                f"adapter {ref.name!r} is for base model {manifest.base_model!r}, this engine "
-                f"serves {self._base.name!r}",
-                reason="BASE_MODEL_MISMATCH",
-            )
         weights = _weights_file(manifest, ref)
         for _ in range(_DOWNLOADS):
             with self._disk.temporary() as (path, stream):
