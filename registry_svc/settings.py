@@ -7,6 +7,8 @@ value or a contradiction stops the start with key, value and range.
 from __future__ import annotations
 
 import argparse
+import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,9 @@ from registry_svc.sources import parse_location
 PREFIX = "LORAPLEX_REGISTRY_"
 #: The client's variable of that prefix; and what Kubernetes injects for a service of our name.
 _OTHERS = frozenset({PREFIX + "ADDRESS"})
-_INJECTED = ("_PORT", "_HOST", "_PROTO", "_ADDR")
+_INJECTED = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)$"
+)
 _HOME = Path(".loraplex") / "registry"
 
 
@@ -144,8 +148,8 @@ OPTIONS = (
            " repeat the flag, or separate by commas", _prefixes),
     Option("auth", "none", "who may call: none (loopback only)", _auth),
     Option("migrate", "false", "bring the database to this build's migration at start", _flag),
-    Option("scratch_dir", "", "folder for adapters while they are checked; empty: in"
-           " .loraplex/registry", str),
+    Option("scratch_dir", "", "folder for adapters while they are checked; empty: the system's"
+           " temporary folder", str),
     Option("workers", "16", "calls at the same time, watchers not counted", _whole(1, 1024)),
     Option("max_watchers", "64", "WatchAdapters streams at the same time", _whole(1, 4096)),
     Option("max_adapter_bytes", str(4 << 30), "largest adapter, all files together",
@@ -168,7 +172,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     values = {option.name: _value(option, given, environment) for option in OPTIONS}
     values["database_url"] = values["database_url"] or _default_database()
     values["blob_store"] = values["blob_store"] or (_HOME.absolute() / "blobs").as_uri()
-    values["scratch_dir"] = values["scratch_dir"] or str(_HOME.absolute() / "scratch")
+    values["scratch_dir"] = values["scratch_dir"] or tempfile.gettempdir()
     settings = Settings(**values)
     if not is_loopback(settings.listen):
         limit = "a loopback address with --auth none, which lets everybody in"
@@ -202,8 +206,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     """Raises: SettingInvalid: a variable with our prefix that means nothing."""
     known = {option.variable for option in OPTIONS} | _OTHERS
     for name in environment:
-        injected = any(part in name.removeprefix(PREFIX[:-1]) for part in _INJECTED)
-        if name.startswith(PREFIX) and name not in known and not injected:
+        if name.startswith(PREFIX) and name not in known and not _INJECTED.search(name):
             raise SettingInvalid(name, "set", "unset: there is no such setting")
 
 
