@@ -21,7 +21,13 @@ from engine_svc.adapters.fetch import Abandoned, Fetched, Fetcher
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.failures import failure_of
 from engine_svc.types import AdapterRef, Failure, HostSpan, WeightsFailed, WeightsReady
-from loraplex.status import FailedPrecondition, Internal, LoraplexError, Unavailable
+from loraplex.status import (
+    FailedPrecondition,
+    Internal,
+    LoraplexError,
+    ResourceExhausted,
+    Unavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +79,8 @@ class _Resident:
 class Loader:
     """`max_adapters` 0: the host region's bytes are the only limit.
 
-    `on_answer` is called, from any thread and under the lock, when `poll` has something new: it
-    may wake a loop, not call back.
+    A fetch waits at most `room_wait_s` for what is held to be dropped. `on_answer` is called, from
+    any thread and under the lock, when `poll` has something new: it may wake a loop, not call back.
     """
 
     def __init__(
@@ -85,12 +91,13 @@ class Loader:
         max_adapters: int = 0,
         threads: int = 2,
         retry: RetryPolicy | None = None,
+        room_wait_s: float = 30.0,
         on_answer: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fetcher, self._region = fetcher, region
         self._max_adapters, self._retry = max_adapters, retry or RetryPolicy()
-        self._on_answer, self._clock = on_answer, clock
+        self._on_answer, self._clock, self._room_wait_s = on_answer, clock, room_wait_s
         self._changed = threading.Condition()
         self._jobs: dict[str, _Job] = {}
         self._resident: OrderedDict[str, _Resident] = OrderedDict()
@@ -233,12 +240,13 @@ class Loader:
             self._changed.notify_all()
 
     def _failed_once(self, job: _Job, error: LoraplexError) -> None:
-        transient = isinstance(error, Unavailable)
+        retried = isinstance(error, Unavailable)
+        transient = retried or isinstance(error, ResourceExhausted)
         with self._changed:
             now = self._clock()
             job.attempts += 1
             job.running = False
-            if transient and job.attempts < self._retry.attempts:
+            if retried and job.attempts < self._retry.attempts:
                 job.not_before_s = now + self._retry.first_pause_s * 2 ** (job.attempts - 1)
                 self._changed.notify_all()
                 return
@@ -287,15 +295,27 @@ class Loader:
         with self._changed:
             self._room_waiters.append(job)
             try:
+                give_up_s = self._clock() + self._room_wait_s
                 while not self._stopping:
                     first = min(self._room_waiters, key=lambda job: (job.rank, job.order))
                     if first is job and (span := self._try_take(num_bytes)) is not None:
                         return span
-                    self._changed.wait()
+                    left_s = give_up_s - self._clock()
+                    if left_s <= 0:
+                        raise self._no_room(job.ref, num_bytes)
+                    self._changed.wait(left_s)
                 raise Abandoned
             finally:
                 self._room_waiters.remove(job)
                 self._changed.notify_all()
+
+    def _no_room(self, ref: AdapterRef, num_bytes: int) -> ResourceExhausted:
+        return ResourceExhausted(
+            f"adapter {ref.name!r} waited {self._room_wait_s:g} s for {num_bytes} bytes of the "
+            f"host cache; all of its {self._region.num_bytes} are in use; raise --host-cache-bytes",
+            metadata={"value": str(num_bytes), "limit": str(self._region.num_bytes)},
+            retry_after_s=1.0,
+        )
 
     def _try_take(self, num_bytes: int) -> HostSpan | None:
         while True:

@@ -1,0 +1,360 @@
+"""The loader over a fake store: one fetch a digest, failures alone, tiers, retries, room."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from engine_svc.adapters.disk_cache import DiskCache
+from engine_svc.adapters.fetch import Fetcher
+from engine_svc.adapters.folder_weights import FolderWeights
+from engine_svc.adapters.host_region import HostRegion
+from engine_svc.adapters.loader import Loader, RetryPolicy
+from engine_svc.layout import adapter_layout, smallest_page_size
+from engine_svc.packed import check_packed, decode_header
+from engine_svc.types import AdapterRef, WeightsFailed, WeightsReady
+from loraplex.adapter_format import check_adapter, read_folder
+from loraplex.status import AdapterRefused, NameInvalid, NotFound, Unavailable
+from tests.support.fake_blobs import FakeBlobStore
+from tests.support.tiny_adapters import tiny_base, write_adapter
+
+BASE = tiny_base()
+LAYOUT = adapter_layout(BASE.spec, smallest_page_size(BASE.spec, "float32", 4), "float32")
+WAIT_S = 10.0
+RETRY = RetryPolicy(attempts=3, first_pause_s=0.005, remember_refusal_s=60.0)
+
+
+class FakeManifests:
+    def __init__(self):
+        self.known = {}
+        self.away = False
+
+    def manifest(self, ref):
+        if self.away:
+            raise Unavailable("no registry", reason="REGISTRY_UNREACHABLE")
+        if ref.digest not in self.known:
+            raise NotFound(f"no version {ref.digest}", reason="VERSION_NOT_FOUND")
+        return self.known[ref.digest]
+
+
+class Bench:
+    """A loader with everything around it, and adapters by name."""
+
+    def __init__(self, tmp_path, names=("a", "b", "c"), *, region_bytes=1 << 20, **options):
+        self.tmp_path, self.options = tmp_path, options
+        self.store, self.manifests, self.refs = FakeBlobStore(), FakeManifests(), {}
+        for seed, name in enumerate(names):
+            files = read_folder(write_adapter(tmp_path / name, seed=seed)).files
+            manifest = check_adapter(files, BASE).manifest
+            self.store.add_folder(manifest, files)
+            self.manifests.known[manifest.digest] = manifest
+            self.refs[name] = AdapterRef(name, 1, manifest.digest)
+        self.region = HostRegion.create(tmp_path / "host", region_bytes)
+        self.answers = []
+        self.loader = self.new_loader()
+
+    def new_loader(self, max_rank=256):
+        self.disk = DiskCache(self.tmp_path / "disk", 1 << 20)
+        self.fetcher = Fetcher(self.store, self.manifests, self.disk, BASE, LAYOUT, max_rank)
+        self.woken = threading.Event()
+        return Loader(
+            self.fetcher, self.region, retry=RETRY, on_answer=self.woken.set, **self.options
+        )
+
+    def restart(self, **options):
+        self.loader.stop()
+        self.region.close()
+        self.region = HostRegion.create(self.tmp_path / "host", self.region.num_bytes)
+        self.loader = self.new_loader(**options)
+
+    def want(self, name, rank=0):
+        self.loader.want(self.refs[name], rank)
+
+    def next(self, timeout_s=WAIT_S):
+        """The next answer."""
+        deadline = time.monotonic() + timeout_s
+        while not self.answers:
+            self.answers += self.loader.poll()
+            if not self.answers:
+                assert self.woken.wait(max(0.0, deadline - time.monotonic())), "no answer"
+                self.woken.clear()
+        return self.answers.pop(0)
+
+    def load(self, name):
+        self.want(name)
+        answer = self.next()
+        assert answer.digest == self.refs[name].digest
+        return answer
+
+    def header(self, ready):
+        view = self.region.view(ready.span)
+        header = decode_header(view, LAYOUT.digest)
+        check_packed(view, header, LAYOUT)
+        return header
+
+
+@pytest.fixture
+def make(tmp_path):
+    benches = []
+
+    def build(*args, **options):
+        benches.append(Bench(tmp_path, *args, **options))
+        return benches[-1]
+
+    yield build
+    for bench in benches:
+        bench.store.gate.set()
+        bench.loader.stop()
+        bench.loader.check_integrity()
+        assert not any(thread.is_alive() for thread in bench.loader._threads)
+
+
+def test_first_load_is_from_the_store_then_host_then_disk(make):
+    bench = make()
+    first = bench.load("a")
+    assert isinstance(first, WeightsReady)
+    assert (first.tier, first.num_pages > 0, first.load_s > 0) == ("store", True, True)
+    assert bench.header(first).digest == bench.refs["a"].digest
+    assert bench.header(first).used_bytes == first.used_bytes
+    bench.loader.drop(first.digest)
+    again = bench.load("a")
+    assert (again.tier, again.span) == ("host", first.span)
+    bench.restart()
+    third = bench.load("a")
+    assert third.tier == "disk"
+    assert bench.header(third).digest == bench.refs["a"].digest
+    assert len(bench.store.reads) == 1
+    assert bench.loader.stats().loads == (("disk", 1),)
+
+
+def test_concurrent_wants_are_one_fetch_and_one_answer(make):
+    bench = make()
+    bench.store.gate.clear()
+    for rank in range(20):
+        bench.want("a", rank)
+    bench.store.gate.set()
+    assert isinstance(bench.next(), WeightsReady)
+    assert len(bench.store.reads) == 1
+    assert bench.loader.poll() == ()
+
+
+def test_lower_ranks_are_fetched_first_and_a_repeated_want_moves_one_up(make):
+    bench = make(("a", "b", "c", "d"), threads=1)
+    bench.store.gate.clear()
+    bench.want("a", 0)
+    wait_until(lambda: bench.store.reads)
+    bench.want("b", 3)
+    bench.want("c", 2)
+    bench.want("d", 4)
+    bench.want("d", 1)
+    bench.store.gate.set()
+    order = [bench.next().digest for _ in range(4)]
+    assert order == [bench.refs[name].digest for name in ("a", "d", "c", "b")]
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_every_single_failing_read_is_retried_and_no_other_adapter_fails(make, failing):
+    bench = make(threads=1)
+    bench.store.fail_at = {failing}
+    for name in ("a", "b", "c"):
+        assert bench.load(name).tier == "store"
+    assert len(bench.store.reads) == 4
+
+
+def test_store_that_stays_away_fails_that_want_after_the_stated_attempts(make):
+    bench = make()
+    bench.store.fail_at = set(range(1, 100))
+    failed = bench.load("a")
+    assert isinstance(failed, WeightsFailed)
+    assert (failed.failure.code, failed.failure.reason) == ("UNAVAILABLE", "BLOB_STORE_UNREACHABLE")
+    assert failed.failure.retry_after_s == RETRY.remember_unavailable_s
+    assert len(bench.store.reads) == RETRY.attempts
+
+
+def test_store_and_registry_away_still_serve_what_is_on_disk(make):
+    bench = make()
+    bench.load("a")
+    bench.restart()
+    bench.store.fail_at = set(range(1, 100))
+    bench.manifests.away = True
+    assert bench.load("a").tier == "disk"
+    assert bench.load("b").failure.reason == "REGISTRY_UNREACHABLE"
+
+
+def test_failure_is_remembered_so_that_no_storm_follows(make):
+    bench = make()
+    bench.store.blobs.clear()
+    reads = []
+    for _ in range(50):
+        failed = bench.load("a")
+        assert failed.failure.code == "DATA_LOSS"
+        reads.append(len(bench.store.reads))
+    assert reads[-1] == reads[0] == 1
+
+
+def test_blob_that_arrives_damaged_once_is_fetched_again(make):
+    bench = make()
+    bench.store.corrupt_at = {1}
+    assert bench.load("a").tier == "store"
+    assert len(bench.store.reads) == 2
+
+
+def test_blob_that_stays_damaged_is_data_loss_of_that_adapter_alone(make):
+    bench = make(threads=1)
+    bench.store.corrupt_at = {1, 2}
+    failed = bench.load("a")
+    assert (failed.failure.code, failed.failure.reason) == ("DATA_LOSS", "DIGEST_MISMATCH")
+    assert bench.load("b").tier == "store"
+
+
+def test_damaged_file_on_disk_is_replaced_from_the_store(make):
+    bench = make()
+    bench.load("a")
+    bench.restart()
+    (path,) = (bench.tmp_path / "disk" / "packed" / "v1").iterdir()
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 0x40
+    path.write_bytes(damaged)
+    ready = bench.load("a")
+    assert ready.tier == "store"
+    assert len(bench.store.reads) == 2
+    bench.restart()
+    assert bench.load("a").tier == "disk"
+
+
+def test_blob_of_another_size_than_the_manifest_names_is_not_read_to_its_end(make):
+    bench = make()
+    digest = next(
+        file.sha256
+        for file in bench.manifests.known[bench.refs["a"].digest].files
+        if file.name == "adapter_model.safetensors"
+    )
+    bench.store.blobs[digest] *= 1000
+    chunks = []
+    bench.store.on_chunk = chunks.append
+    assert bench.load("a").failure.code == "DATA_LOSS"
+    assert len(chunks) < 100
+
+
+def test_dropped_adapters_make_room_and_held_ones_do_not(make):
+    one = make().load("a").span.num_bytes
+    bench = make(region_bytes=2 * one)
+    first, second = bench.load("a"), bench.load("b")
+    bench.want("c")
+    time.sleep(0.05)
+    assert bench.loader.poll() == ()
+    assert bench.header(first).digest == bench.refs["a"].digest
+    bench.loader.drop(first.digest)
+    third = bench.next()
+    assert third.digest == bench.refs["c"].digest
+    assert bench.header(second).digest == bench.refs["b"].digest
+    assert bench.loader.stats().host_evictions == 1
+
+
+def test_wait_for_room_ends_with_a_stated_limit(make):
+    one = make().load("a").span.num_bytes
+    bench = make(region_bytes=one, room_wait_s=0.05)
+    bench.load("a")
+    failed = bench.load("b")
+    assert failed.failure.code == "RESOURCE_EXHAUSTED"
+    assert "host-cache-bytes" in failed.failure.message
+
+
+def test_adapter_larger_than_the_host_cache_says_so(make):
+    bench = make(region_bytes=4096)
+    failed = bench.load("a")
+    assert (failed.failure.code, failed.failure.reason) == (
+        "FAILED_PRECONDITION", "ADAPTER_TOO_LARGE",
+    )  # fmt: skip
+
+
+def test_count_limit_evicts_what_is_not_held(make):
+    bench = make(max_adapters=2)
+    for name in ("a", "b", "c"):
+        ready = bench.load(name)
+        bench.loader.drop(ready.digest)
+    stats = bench.loader.stats()
+    assert (stats.host_adapters, stats.host_evictions, stats.held_adapters) == (2, 1, 0)
+
+
+def test_rank_above_the_engine_limit_fails_from_store_and_from_disk(make):
+    bench = make()
+    bench.load("a")
+    bench.restart(max_rank=2)
+    for name in ("a", "b"):
+        assert bench.load(name).failure.reason == "RANK_UNSUPPORTED"
+
+
+def test_new_core_gets_no_answers_to_old_wants(make):
+    bench = make(threads=1)
+    bench.store.gate.clear()
+    bench.want("a")
+    wait_until(lambda: bench.store.reads)
+    bench.want("b")
+    bench.loader.forget_core()
+    bench.store.gate.set()
+    wait_until(lambda: bench.loader.stats().waiting == 0)
+    assert bench.loader.poll() == ()
+    assert bench.loader.stats().held_adapters == 0
+    assert bench.load("a").tier == "host"
+    assert bench.load("b").tier == "store"
+
+
+def test_stop_ends_a_download_that_crawls(make):
+    bench = make()
+    started = threading.Event()
+
+    def crawl(_):
+        started.set()
+        time.sleep(0.01)
+
+    bench.store.on_chunk = crawl
+    bench.store._chunk_bytes = 1
+    bench.want("a")
+    assert started.wait(WAIT_S)
+    bench.loader.stop()
+    assert not any(thread.is_alive() for thread in bench.loader._threads)
+    assert not list((bench.tmp_path / "disk" / "packed" / "v1").glob("tmp-*"))
+
+
+def test_crash_inside_a_load_is_an_internal_error_of_that_adapter(make, monkeypatch):
+    bench = make(threads=1)
+
+    def explode(chunk):
+        raise RuntimeError("secret detail")
+
+    bench.store.on_chunk = explode
+    failed = bench.load("a")
+    assert failed.failure.code == "INTERNAL"
+    assert "secret" not in failed.failure.message
+    bench.store.on_chunk = lambda read: None
+    assert bench.load("b").tier == "store"
+
+
+def test_folder_weights_answer_at_once_and_resolve_by_name(tmp_path):
+    region = HostRegion.create(tmp_path / "host", 1 << 20)
+    weights = FolderWeights(BASE, LAYOUT, region)
+    ref = weights.add("mine", write_adapter(tmp_path / "mine"))
+    assert weights.names.resolve("mine", "anyone") == ref
+    weights.want(ref, 0)
+    (ready,) = weights.poll()
+    view = region.view(ready.span)
+    assert decode_header(view, LAYOUT.digest).digest == ref.digest
+    weights.want(SimpleNamespace(name="x", digest="sha256:0"), 0)
+    (failed,) = weights.poll()
+    assert isinstance(failed, WeightsFailed)
+    with pytest.raises(NameInvalid):
+        weights.add("mine", tmp_path / "mine")
+    foreign = write_adapter(tmp_path / "foreign", config={"base_model_name_or_path": "x"})
+    with pytest.raises(AdapterRefused):
+        weights.add("foreign", foreign)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
