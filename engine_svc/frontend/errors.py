@@ -46,4 +46,8 @@ def internal() -> Internal:
 
 
 async def _abort(context: Any, error: LoraplexError) -> None:
-    await context.abort_with_status(to_grpc(error))
+    try:
+        await context.abort_with_status(to_grpc(error))
+    except grpc.aio.InternalError:
+        # the client is gone; nobody is left to tell
+        raise asyncio.CancelledError from None

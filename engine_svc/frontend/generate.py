@@ -40,6 +40,8 @@ from loraplex.status import Cancelled, FieldInvalid, LoraplexError
 
 _REQUEST_ID_LIMIT = 128
 _SALT_LIMIT = 256
+#: The client's clock ends a call a little before ours; that is its deadline, not a cancel.
+_DEADLINE_SLACK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class GenerateCall:
             outcome, reason = error.code.name, error.reason
             raise
         except asyncio.CancelledError:
-            is_late = self._serving.now() >= self._deadline_s
+            is_late = self._serving.now() >= self._deadline_s - _DEADLINE_SLACK_S
             outcome = reason = "DEADLINE_EXCEEDED" if is_late else "CANCELLED"
             raise
         except BaseException:
@@ -236,7 +238,7 @@ def _cache_salt(request: engine_pb2.GenerateRequest, tenant: str) -> str:
     """The tenant is always part of it: no salt opens another tenant's prefixes."""
     if len(request.cache_salt) > _SALT_LIMIT:
         limit = f"at most {_SALT_LIMIT} characters"
-        raise FieldInvalid("cache_salt", f"{len(request.cache_salt)} characters", limit)
+        raise FieldInvalid("cache_salt", request.cache_salt, limit)
     return f"{tenant}/{request.cache_salt}" if request.cache_salt else tenant
 
 

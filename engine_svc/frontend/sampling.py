@@ -156,9 +156,7 @@ def _logit_bias(
 ) -> tuple[tuple[int, float], ...]:
     field = "sampling.logit_bias"
     if len(params.logit_bias) > MAX_BIASES:
-        raise SamplingInvalid(
-            field, f"{len(params.logit_bias)} entries", f"at most {MAX_BIASES} entries"
-        )
+        raise SamplingInvalid(field, len(params.logit_bias), f"at most {MAX_BIASES} entries")
     _check_ids(field, params.logit_bias, vocab_size)
     for token_id, bias in params.logit_bias.items():
         if not (math.isfinite(bias) and -100.0 <= bias <= 100.0):
@@ -176,9 +174,8 @@ def _stops(stops: Iterable[str]) -> tuple[str, ...]:
     distinct = tuple(dict.fromkeys(stops))
     for index, stop in enumerate(distinct):
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
-            value = f"{len(stop)} characters"
             limit = f"1 … {MAX_STOP_CHARACTERS} characters"
-            raise SamplingInvalid(f"sampling.stop[{index}]", value, limit)
+            raise SamplingInvalid(f"sampling.stop[{index}]", stop, limit)
     if len(distinct) > MAX_STOPS:
-        raise SamplingInvalid("sampling.stop", f"{len(distinct)} strings", f"at most {MAX_STOPS}")
+        raise SamplingInvalid("sampling.stop", len(distinct), f"at most {MAX_STOPS} strings")
     return distinct
