@@ -70,11 +70,14 @@ def _penalise(
 
     part = logits.index_select(0, at)
     counts = state.output_counts.index_select(0, seat_at)
-    seen = state.prompt_mask.index_select(0, seat_at) | (counts > 0)
-    repetition = column([s.repetition_penalty for s in sampling])
-    part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
-    part -= column([s.frequency_penalty for s in sampling]) * counts
-    part -= column([s.presence_penalty for s in sampling]) * (counts > 0)
+    if any(s.repetition_penalty != 1.0 for s in sampling):
+        seen = state.prompt_mask.index_select(0, seat_at).logical_or_(counts > 0)
+        repetition = column([s.repetition_penalty for s in sampling])
+        part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
+    if any(s.frequency_penalty != 0.0 for s in sampling):
+        part.sub_(counts * column([s.frequency_penalty for s in sampling]))
+    if any(s.presence_penalty != 0.0 for s in sampling):
+        part.sub_((counts > 0) * column([s.presence_penalty for s in sampling]))
     logits.index_copy_(0, at, part)
 
 
