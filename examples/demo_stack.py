@@ -101,7 +101,7 @@ class Stack:
         """Start it, wait, and let later commands find it; returns its address."""
         defaults = (
             "--database-url", f"sqlite:///{self.folder / 'registry.sqlite'}",
-            "--blob-store", f"file://{self.folder / 'blobs'}",
+            "--blob-store", (self.folder / "blobs").as_uri(),
         )  # fmt: skip
         service = self._start("registry", "registry_svc.main", *defaults, *args)
         address = service.address()
@@ -114,7 +114,7 @@ class Stack:
             "--model", str(MODEL_DIR),
             "--served-model-name", MODEL_NAME,
             "--registry-address", self.env["LORAPLEX_REGISTRY_ADDRESS"],
-            "--blob-store", f"file://{self.folder / 'blobs'}",
+            "--blob-store", (self.folder / "blobs").as_uri(),
             "--disk-cache-dir", str(self.folder / "disk_cache"),
             "--run-dir", str(self.folder / "run"),
         )  # fmt: skip

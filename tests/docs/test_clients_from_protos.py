@@ -4,40 +4,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
-from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
-from loraplex.status import NotFound, to_grpc
+from tests.docs.fake_engine import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "examples" / "clients" / "python"
 
 
-class FakeEngine(engine_pb2_grpc.EngineServicer):
-    """Answers in three deltas; knows one model."""
-
-    def Generate(self, request, context):
-        if request.model != "sql-lora":
-            context.abort_with_status(to_grpc(NotFound(f"no model {request.model!r}")))
-        yield engine_pb2.GenerateResponse(started=engine_pb2.Started(request_id="1"))
-        for word in ("SELECT", " *", f" -- {request.chat.messages[0].content}"):
-            yield engine_pb2.GenerateResponse(delta=engine_pb2.Delta(text=word))
-        usage = engine_pb2.Usage(completion_tokens=request.sampling.max_tokens)
-        yield engine_pb2.GenerateResponse(summary=engine_pb2.Summary(usage=usage, ttft_s=0.5))
-
-
 @pytest.fixture(scope="module")
 def engine_address() -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(2))
-    engine_pb2_grpc.add_EngineServicer_to_server(FakeEngine(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with serving() as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
