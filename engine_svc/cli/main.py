@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return exit_codes.OK
+    return exit_codes.DONE
 
 
 def _told(error: LoraplexError) -> int:
@@ -38,7 +38,13 @@ def _told(error: LoraplexError) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("enginectl", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "enginectl",
+        description="Looks at a running engine, or runs a model in this process without one.",
+        epilog=exit_codes.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     generate = commands.add_parser(

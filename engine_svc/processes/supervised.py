@@ -47,6 +47,8 @@ class Supervised:
         self.boot = boot
         self.backoff = Backoff()
         self.ready = False
+        #: this process has been ready once
+        self.was_ready = False
         #: when to start it; None: it runs or must not run
         self.start_at: float | None = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,7 +82,7 @@ class Supervised:
             )  # fmt: skip
         self.channel = Channel(Connection(ours.detach()))
         self.start_at = None
-        self.ready = False
+        self.ready = self.was_ready = False
         self.tell(self.boot)
 
     def tell(self, message: object) -> None:

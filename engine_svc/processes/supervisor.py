@@ -146,7 +146,7 @@ class Supervisor:
             return
         match message:
             case ChildReady(facts):
-                child.ready = True
+                child.ready = child.was_ready = True
                 self._log.info("process.ready", name=child.name, **facts)
                 self._announce_once()
             case ChildNotReady(cause):
@@ -207,6 +207,9 @@ class Supervisor:
         seconds = self._settings.drain_seconds if self._failure is None else 0.0
         self._log.info("engine.draining", seconds=seconds)
         frontends = [child for child in self._children if child.role == "frontend"]
+        for child in self._children:
+            if not child.was_ready:  # it holds nothing yet, and may be busy importing
+                child.kill()
         for child in frontends:
             child.tell(Drain(seconds))
         deadline = time.monotonic() + seconds + STOP_SECONDS

@@ -8,6 +8,7 @@ with Stack(tmp_path) as stack:
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ import psutil
 
 from loraplex.channel import insecure_channel
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
+from registry_svc.cli.main import main as registryctl
 from tests.support.tiny_model import TINY_NAME, write_tiny_adapter, write_tiny_model
 from tests.support.waiting import eventually
 
@@ -160,14 +162,12 @@ class Stack:
         self.registry_address = self.registry.started()["address"]
 
     def registryctl(self, *args: str) -> str:
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "registry_svc.cli.main", *args], cwd=ROOT, text=True,
-            env={**environ, "LORAPLEX_REGISTRY_ADDRESS": self.registry_address},
-            capture_output=True, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert done.returncode == 0, f"registryctl {args[0]}: {done.stdout}{done.stderr}"
-        return done.stdout
+        """Run the command in this process; returns what it printed."""
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            code = registryctl([*args, "--address", self.registry_address])
+        assert code == 0, f"registryctl {args[0]}: {output.getvalue()}"
+        return output.getvalue()
 
     def add_base_model(self) -> None:
         self.registryctl("base-model", "add", TINY_NAME, "--from", str(self.model))
