@@ -21,7 +21,10 @@ def is_target(options: LoraOptions, name: str, *, is_output_head: bool = False) 
         return False
     if isinstance(targets, str) and targets.lower() == "all-linear":
         return not is_output_head
-    return _named(targets, name) and (isinstance(targets, str) or _in_layers(options, name))
+    if isinstance(targets, str) or name in targets:
+        # a full name is meant as it stands, whatever layers_to_transform says
+        return _named(targets, name)
+    return _named(targets, name) and _in_layers(options, name)
 
 
 def rank_of(options: LoraOptions, name: str) -> int:

@@ -1,0 +1,416 @@
+"""One case a refusal: reason, and a message that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from loraplex.adapter_format import check_adapter, parse_manifest, read_folder
+from loraplex.base_model import LAYER_MODULES
+from loraplex.status import AdapterRefused
+from tests.support.tiny_adapters import (
+    adapter_tensors,
+    base_of,
+    safetensors_bytes,
+    tiny_base,
+    tokenizer_json,
+    write_adapter,
+    write_base_folder,
+)
+
+BASE = tiny_base()
+Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def refusal(folder, base=BASE, **options) -> AdapterRefused:
+    with pytest.raises(AdapterRefused) as raised:
+        check_adapter(read_folder(folder).files, base, **options)
+    return raised.value
+
+
+def renamed(old, new, tensors=None):
+    source = adapter_tensors(BASE.spec) if tensors is None else tensors
+    return {key.replace(old, new): value for key, value in source.items()}
+
+
+CONFIG_CASES = {
+    "no peft type": ({"peft_type": None}, "CONFIG_INVALID", "peft_type"),
+    "other peft type": ({"peft_type": "ADALORA"}, "OPTION_UNSUPPORTED", "ADALORA"),
+    "task": ({"task_type": "SEQ_CLS"}, "OPTION_UNSUPPORTED", "task_type"),
+    "bias": ({"bias": "all"}, "OPTION_UNSUPPORTED", "bias"),
+    "dora": ({"use_dora": True}, "OPTION_UNSUPPORTED", "use_dora"),
+    "lora bias": ({"lora_bias": True}, "OPTION_UNSUPPORTED", "lora_bias"),
+    "fan in": ({"fan_in_fan_out": True}, "OPTION_UNSUPPORTED", "fan_in_fan_out"),
+    "saved modules": ({"modules_to_save": ["lm_head"]}, "OPTION_UNSUPPORTED", "modules_to_save"),
+    "tokens": ({"trainable_token_indices": [1]}, "OPTION_UNSUPPORTED", "trainable_token_indices"),
+    "replication": ({"layer_replication": [[0, 2]]}, "OPTION_UNSUPPORTED", "layer_replication"),
+    "parameters": ({"target_parameters": ["w"]}, "OPTION_UNSUPPORTED", "target_parameters"),
+    "alora": ({"alora_invocation_tokens": [1]}, "OPTION_UNSUPPORTED", "alora_invocation_tokens"),
+    "qalora": ({"use_qalora": True}, "OPTION_UNSUPPORTED", "use_qalora"),
+    "bdlora": ({"use_bdlora": {"nblocks": 2}}, "OPTION_UNSUPPORTED", "use_bdlora"),
+    "arrow": ({"arrow_config": {"k": 1}}, "OPTION_UNSUPPORTED", "arrow_config"),
+    "kasa": ({"kasa_config": {"beta": 1}}, "OPTION_UNSUPPORTED", "kasa_config"),
+    "monteclora": ({"monteclora_config": {"n": 1}}, "OPTION_UNSUPPORTED", "monteclora_config"),
+    "velora": ({"velora_config": {"n": 1}}, "OPTION_UNSUPPORTED", "velora_config"),
+    "megatron": ({"megatron_config": {"n": 1}}, "OPTION_UNSUPPORTED", "megatron_config"),
+    "pissa": ({"init_lora_weights": "pissa_niter_4"}, "OPTION_UNSUPPORTED", "pissa_niter_4"),
+    "loftq": ({"init_lora_weights": "loftq"}, "OPTION_UNSUPPORTED", "init_lora_weights"),
+    "unknown option": ({"use_next_idea": True}, "OPTION_UNSUPPORTED", "use_next_idea"),
+    "rank zero": ({"r": 0}, "RANK_UNSUPPORTED", "r is 0"),
+    "rank text": ({"r": "8"}, "RANK_UNSUPPORTED", "r is 8"),
+    "rank truth": ({"r": True}, "RANK_UNSUPPORTED", "r is True"),
+    "rank pattern": ({"rank_pattern": {"q_proj": -1}}, "RANK_UNSUPPORTED", "q_proj"),
+    "alpha text": ({"lora_alpha": "8"}, "CONFIG_INVALID", "lora_alpha"),
+    "alpha huge": ({"lora_alpha": 10**400}, "CONFIG_INVALID", "lora_alpha"),
+    "rslora text": ({"use_rslora": "yes"}, "CONFIG_INVALID", "use_rslora"),
+    "targets number": ({"target_modules": [1]}, "CONFIG_INVALID", "target_modules"),
+    "targets regex": ({"target_modules": "("}, "CONFIG_INVALID", "target_modules"),
+    "runaway regex": ({"target_modules": "(a+)+b"}, "CONFIG_INVALID", "too many ways"),
+    "layers text": ({"layers_to_transform": ["0"]}, "CONFIG_INVALID", "layers_to_transform"),
+    "layers and regex": (
+        {"layers_to_transform": [0], "target_modules": ".*q_proj"},
+        "CONFIG_INVALID",
+        "layers_to_transform",
+    ),
+    "patterns": ({"alpha_pattern": ["q_proj"]}, "CONFIG_INVALID", "alpha_pattern"),
+    "base number": ({"base_model_name_or_path": 5}, "CONFIG_INVALID", "base_model_name_or_path"),
+    "other base": ({"base_model_name_or_path": "org/x"}, "BASE_MODEL_MISMATCH", "org/x"),
+    "no base": ({"base_model_name_or_path": None}, "BASE_MODEL_MISMATCH", "does not say"),
+    "unknown target": ({"target_modules": ["q_proj", "c_attn"]}, "TARGET_UNSUPPORTED", "c_attn"),
+    "fused target": ({"target_modules": ["qkv_proj"]}, "TARGET_UNSUPPORTED", "qkv_proj"),
+    "head": ({"target_modules": ["q_proj", "lm_head"]}, "TARGET_UNSUPPORTED", "lm_head"),
+    "embedding": ({"target_modules": ["embed_tokens"]}, "TARGET_UNSUPPORTED", "embed_tokens"),
+    "no target": ({"target_modules": []}, "TARGET_UNSUPPORTED", "not in target_modules"),
+    "target without tensors": (
+        {"target_modules": ["q_proj", "v_proj", "k_proj"]},
+        "WEIGHTS_INVALID",
+        "k_proj.lora_A",
+    ),
+    "tensors without target": ({"target_modules": ["q_proj"]}, "TARGET_UNSUPPORTED", "v_proj"),
+    "rank against tensors": ({"r": 8}, "RANK_UNSUPPORTED", "rank 8"),
+    "pattern against tensors": ({"rank_pattern": {"v_proj": 2}}, "RANK_UNSUPPORTED", "rank 2"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIG_CASES)
+def test_configuration_is_refused_by_name(tmp_path, case):
+    changes, reason, shown = CONFIG_CASES[case]
+    error = refusal(write_adapter(tmp_path / "a", config=changes))
+    assert error.reason == reason, error.message
+    assert shown in error.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[]", b"{", b'{"r": NaN}', b"\xff\xfe", b'{"r": 4, "r": 8}', b"[" * 200_000,
+        b'{"a":' * 100_000, b'{"r": ' + b"9" * 5000 + b"}", b" " * ((1 << 20) + 1),
+    ],
+)  # fmt: skip
+def test_configuration_that_is_no_small_json_object_is_refused(tmp_path, text):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "adapter_config.json").write_bytes(text)
+    with pytest.raises(AdapterRefused) as raised:
+        check_adapter(read_folder(folder).files, BASE)
+    assert raised.value.reason in ("CONFIG_INVALID", "RANK_UNSUPPORTED")
+
+
+def test_neutral_options_pass_whatever_they_hold(tmp_path):
+    config = {
+        "lora_dropout": 0.1, "inference_mode": True, "peft_version": "9.9", "revision": "main",
+        "auto_mapping": {"a": 1}, "megatron_core": "megatron.core", "qalora_group_size": 16,
+        "loftq_config": {"bits": 4}, "runtime_config": {"x": 1}, "future_option": None,
+        "init_lora_weights": "gaussian", "ensure_weight_tying": True, "bias": "none",
+    }  # fmt: skip
+    folder = write_adapter(tmp_path / "a", config=config)
+    assert check_adapter(read_folder(folder).files, BASE).spec.max_rank == 4
+
+
+def test_every_field_of_the_installed_peft_is_classified():
+    dataclasses = pytest.importorskip("dataclasses")
+    peft = pytest.importorskip("peft")
+    from loraplex.adapter_format import options
+
+    fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    known = options._SUPPORTED | options._NEUTRAL | options._REFUSED.keys()
+    assert fields - known == set()
+    assert not options._SUPPORTED & options._NEUTRAL
+    assert not options._REFUSED.keys() & (options._SUPPORTED | options._NEUTRAL)
+
+
+TENSOR_CASES = {
+    "dora": (lambda: {f"{Q0}.lora_magnitude_vector": np.ones(32)}, "OPTION_UNSUPPORTED", "dora"),
+    "lora bias": (lambda: {f"{Q0}.lora_B.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_bias"),
+    "saved module": (
+        lambda: {"base_model.model.lm_head.modules_to_save.weight": np.ones((4, 4))},
+        "OPTION_UNSUPPORTED",
+        "modules_to_save",
+    ),
+    "embedding": (
+        lambda: {"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((4, 4))},
+        "OPTION_UNSUPPORTED",
+        "embeddings",
+    ),
+    "base bias": (lambda: {f"{Q0}.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "neither"),
+    "vision tower": (
+        lambda: {"base_model.model.vision_tower.layers.0.mlp.up_proj.lora_A.weight": np.ones(4)},
+        "TARGET_UNSUPPORTED",
+        "vision_tower",
+    ),
+    "unknown module": (
+        lambda: {"base_model.model.model.layers.0.self_attn.qkv.lora_A.weight": np.ones((4, 4))},
+        "TARGET_UNSUPPORTED",
+        "self_attn.qkv",
+    ),
+    "module in the wrong part": (
+        lambda: {"base_model.model.model.layers.0.mlp.q_proj.lora_A.weight": np.ones((4, 32))},
+        "TARGET_UNSUPPORTED",
+        "mlp.q_proj",
+    ),
+    "head": (
+        lambda: {"base_model.model.lm_head.lora_A.weight": np.ones((4, 32))},
+        "TARGET_UNSUPPORTED",
+        "lm_head",
+    ),
+    "same matrix twice": (
+        lambda: {f"{Q0}.lora_A.default.weight": np.ones((4, 32))},
+        "WEIGHTS_INVALID",
+        "same matrix",
+    ),
+    "mixed prefixes": (
+        lambda: {"base_model.model.layers.0.mlp.up_proj.lora_A.weight": np.ones((4, 32))},
+        "WEIGHTS_INVALID",
+        "different ways",
+    ),
+    "layer out of range": (
+        lambda: renamed("layers.1", "layers.7"), "BASE_MODEL_MISMATCH", "is 7",
+    ),
+    "columns": (
+        lambda: {f"{Q0}.lora_A.weight": np.ones((4, 31))}, "BASE_MODEL_MISMATCH", "is 31",
+    ),
+    "rows": (lambda: {f"{Q0}.lora_B.weight": np.ones((33, 4))}, "BASE_MODEL_MISMATCH", "is 33"),
+    "vector": (lambda: {f"{Q0}.lora_B.weight": np.ones(32)}, "WEIGHTS_INVALID", "2-D"),
+    "other rank in B": (
+        lambda: {f"{Q0}.lora_B.weight": np.ones((32, 5))}, "RANK_UNSUPPORTED", "rank 4",
+    ),
+    "not a number": (
+        lambda: {f"{Q0}.lora_A.weight": np.full((4, 32), np.nan)},
+        "WEIGHTS_NOT_FINITE",
+        f"{Q0}.lora_A.weight",
+    ),
+    "infinity": (
+        lambda: {f"{Q0}.lora_B.weight": np.full((32, 4), -np.inf)},
+        "WEIGHTS_NOT_FINITE",
+        f"{Q0}.lora_B.weight",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TENSOR_CASES)
+def test_tensors_are_refused_by_name(tmp_path, case):
+    changes, reason, shown = TENSOR_CASES[case]
+    tensors = {**adapter_tensors(BASE.spec), **changes()}
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors))
+    assert error.reason == reason, error.message
+    assert shown in error.message
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, -1])
+def test_one_value_that_is_not_finite_is_found_in_every_dtype(tmp_path, dtype, value, position):
+    tensors = adapter_tensors(BASE.spec)
+    name = list(tensors)[-1]
+    tensors[name].reshape(-1)[position] = value
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, dtype=dtype))
+    assert error.reason == "WEIGHTS_NOT_FINITE"
+    assert name in error.message
+
+
+def test_largest_finite_values_are_no_infinities(tmp_path):
+    tensors = adapter_tensors(BASE.spec)
+    next(iter(tensors.values()))[0, 0] = 65504
+    folder = write_adapter(tmp_path / "a", tensors=tensors, dtype="F16")
+    assert check_adapter(read_folder(folder).files, BASE).spec.max_rank == 4
+
+
+def test_rank_above_the_limit_names_both(tmp_path):
+    error = refusal(write_adapter(tmp_path / "a", rank=8), max_rank=4)
+    assert error.reason == "RANK_UNSUPPORTED"
+    assert error.metadata["value"] == "8"
+    assert error.metadata["limit"] == "4"
+
+
+def test_wrong_base_by_shape_is_refused_even_when_confirmed(tmp_path):
+    other = tiny_base(hidden_size=64)
+    error = refusal(write_adapter(tmp_path / "a", other.spec), base_model_confirmed=True)
+    assert error.reason == "BASE_MODEL_MISMATCH"
+    assert "64" in error.message
+    assert "32" in error.message
+
+
+def test_declared_base_mismatch_names_both_and_the_ways_out(tmp_path):
+    folder = write_adapter(tmp_path / "a", config={"base_model_name_or_path": "org/other"})
+    message = refusal(folder).message
+    for part in ("org/other", BASE.name, "base-model alias", "--base-model-confirmed"):
+        assert part in message
+
+
+def test_float64_weights_are_refused(tmp_path):
+    folder = write_adapter(tmp_path / "a")
+    content = safetensors_bytes(adapter_tensors(BASE.spec))
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    for entry in header.values():
+        if "shape" in entry:
+            entry["dtype"] = "F64"
+            entry["data_offsets"] = [2 * offset for offset in entry["data_offsets"]]
+    text = json.dumps(header).encode()
+    body = content[8 + length :] * 2
+    (folder / "adapter_model.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + body
+    )
+    error = refusal(folder)
+    assert error.reason == "WEIGHTS_INVALID"
+    assert "F64" in error.message
+
+
+def test_tokenizer_with_another_vocabulary_is_refused(tmp_path):
+    base = base_of(write_base_folder(tmp_path / "base"))
+    folder = write_adapter(tmp_path / "a")
+    tokenizer = tokenizer_json()
+    tokenizer["added_tokens"].append({"id": 64, "content": "<new>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert refusal(folder, base).reason == "VOCABULARY_MISMATCH"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"model": {"vocab": {"a": "b"}}}', "[" * 100_000])
+def test_unreadable_tokenizer_is_refused(tmp_path, text):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "tokenizer.json").write_text(text)
+    assert refusal(folder).reason == "VOCABULARY_MISMATCH"
+
+
+def test_old_tokenizer_alone_cannot_be_compared(tmp_path):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(AdapterRefused) as raised:
+        read_folder(folder)
+    assert raised.value.reason == "VOCABULARY_MISMATCH"
+
+
+def folder_refusal(path) -> AdapterRefused:
+    with pytest.raises(AdapterRefused) as raised:
+        read_folder(path)
+    return raised.value
+
+
+def test_folder_that_is_none_is_refused(tmp_path):
+    assert "does not exist" in folder_refusal(tmp_path / "nowhere").message
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(b"")
+    assert "is a file" in folder_refusal(file).message
+
+
+def test_folder_without_configuration_names_the_file(tmp_path):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "adapter_config.json").unlink()
+    error = folder_refusal(folder)
+    assert error.reason == "CONFIG_INVALID"
+    assert "adapter_config.json" in error.message
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "pytorch_model.bin", "adapter.pt"])
+def test_pickle_only_weights_are_refused_with_the_way_out(tmp_path, name):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "adapter_model.safetensors").rename(folder / name)
+    error = folder_refusal(folder)
+    assert error.reason == "WEIGHTS_INVALID"
+    assert "safe_serialization" in error.message
+    assert name in error.message
+
+
+def test_weights_under_another_name_are_named(tmp_path):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "adapter_model.safetensors").rename(folder / "model.safetensors")
+    assert "model.safetensors" in folder_refusal(folder).message
+
+
+@pytest.mark.parametrize("kind", ["outside", "nowhere", "loop", "sibling repository"])
+def test_links_out_of_the_folder_are_refused(tmp_path, kind):
+    snapshot = tmp_path / "models--org--a" / "snapshots" / "abc"
+    folder = write_adapter(snapshot)
+    weights = folder / "adapter_model.safetensors"
+    targets = {
+        "outside": tmp_path / "secret",
+        "nowhere": tmp_path / "nothing",
+        "loop": weights,
+        "sibling repository": tmp_path / "models--org--b" / "blobs" / "x",
+    }
+    target = targets[kind]
+    content = weights.read_bytes()
+    weights.unlink()
+    if kind in ("outside", "sibling repository"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    weights.symlink_to(target)
+    error = folder_refusal(folder)
+    assert error.reason == "CONFIG_INVALID"
+    assert "link" in error.message
+
+
+def test_pipes_and_folders_in_place_of_files_are_refused(tmp_path):
+    folder = write_adapter(tmp_path / "a")
+    weights = folder / "adapter_model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    assert "regular" in folder_refusal(folder).message
+    weights.unlink()
+    weights.mkdir()
+    assert "regular" in folder_refusal(folder).message
+
+
+def test_oversized_configuration_is_refused_before_it_is_read(tmp_path):
+    folder = write_adapter(tmp_path / "a")
+    with (folder / "adapter_config.json").open("r+b") as stream:
+        stream.truncate(1 << 40)
+    assert "at most" in folder_refusal(folder).message
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "a\nb", "", "ä.json"])
+def test_file_names_with_path_characters_are_refused(tmp_path, name):
+    files = read_folder(write_adapter(tmp_path / "a")).files
+    with pytest.raises(AdapterRefused) as raised:
+        check_adapter({**files, name: files["adapter_config.json"]}, BASE)
+    assert raised.value.reason == "CONFIG_INVALID"
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_missing_files_of_an_upload_are_named(tmp_path, missing):
+    files = read_folder(write_adapter(tmp_path / "a")).files
+    del files[missing]
+    with pytest.raises(AdapterRefused, match=missing):
+        check_adapter(files, BASE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.pop("config"),
+        lambda table: table.update(schema=2),
+        lambda table: table["config"].pop("r"),
+        lambda table: table["config"].update(rank_pattern=[["a"]]),
+        lambda table: table.update(files=[{"name": "../x", "size": 1, "sha256": "0" * 64}]),
+        lambda table: table.update(files=[{"name": "x", "size": 1, "sha256": "zz"}]),
+        lambda table: table.update(files=[{"name": "x", "size": -1, "sha256": "0" * 64}]),
+    ],
+)
+def test_manifests_of_another_kind_are_refused(tmp_path, change):
+    files = read_folder(write_adapter(tmp_path / "a", modules=LAYER_MODULES)).files
+    table = json.loads(check_adapter(files, BASE).manifest.canonical_json)
+    change(table)
+    with pytest.raises(AdapterRefused, match="manifest"):
+        parse_manifest(json.dumps(table).encode())
