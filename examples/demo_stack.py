@@ -35,12 +35,19 @@ class StackFailed(Exception):
 class Service:
     """One process whose output goes to a log file, where it says when and where it listens."""
 
-    def __init__(self, name: str, args: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[str],
+        log: Path,
+        env: Mapping[str, str],
+        cwd: Path = ROOT,
+    ) -> None:
         self.name = name
         self._log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *args], cwd=ROOT, env=dict(env), stdin=subprocess.DEVNULL,
+                [sys.executable, *args], cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -162,7 +169,7 @@ class Stack:
             print(text, flush=True)
 
     def _start(self, name: str, *args: str) -> Service:
-        service = Service(name, args, self.folder / f"{name}.log", self.env)
+        service = Service(name, ("-m", *args), self.folder / f"{name}.log", self.env)
         self._services.append(service)
         return service
 

@@ -59,7 +59,7 @@ def test_pieces_of_interleaved_streams_keep_their_words_and_their_names(capsys) 
 def start(folder: Path, body: str) -> Service:
     (folder / "fake_service.py").write_text(body)
     env = {**service_environment(), "PYTHONPATH": str(folder)}
-    return Service("engine", ["fake_service"], folder / "log", env)
+    return Service("engine", ["-m", "fake_service"], folder / "log", env)
 
 
 def is_running(pid: int) -> bool:
