@@ -5,11 +5,12 @@ Names are full module names without `base_model.model.`, such as `model.layers.3
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from loraplex.adapter_format.options import LoraOptions
+from loraplex.adapter_format.options import MAX_PATTERNS, LoraOptions
 
 T = TypeVar("T")
 
@@ -60,6 +61,12 @@ def _in_layers(options: LoraOptions, name: str) -> bool:
 def _by_pattern(table: Sequence[tuple[str, T]], name: str, default: T) -> T:
     """The first pattern that matches the name's end after a dot, or all of it."""
     for pattern, value in table:
-        if re.match(rf"(.*\.)?({pattern})$", name):
+        if _at_end(pattern).match(name):
             return value
     return default
+
+
+@functools.lru_cache(maxsize=MAX_PATTERNS)
+def _at_end(pattern: str) -> re.Pattern[str]:
+    """The `re` module's own cache is too small for one pattern a module."""
+    return re.compile(rf"(.*\.)?({pattern})$")

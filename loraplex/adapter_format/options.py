@@ -21,6 +21,8 @@ from loraplex.status import AdapterRefused
 T = TypeVar("T", int, float)
 
 MAX_CONFIG_BYTES = 1 << 20
+#: entries of rank_pattern or alpha_pattern; a 70B model with one a module has 560
+MAX_PATTERNS = 2048
 
 _SUPPORTED = frozenset({
     "peft_type", "task_type", "base_model_name_or_path", "init_lora_weights", "r", "lora_alpha",
@@ -240,6 +242,8 @@ def _pattern_table(
     table = config.get(field) or {}
     if not isinstance(table, dict):
         raise _bad(field, table, "an object of pattern: value")
+    if len(table) > MAX_PATTERNS:
+        raise _bad(field, f"{len(table)} patterns", f"at most {MAX_PATTERNS}")
     return tuple(
         (checked_pattern(field, key), read(f"{field}[{key[:100]!r}]", value))
         for key, value in table.items()

@@ -76,6 +76,9 @@ CONFIG_CASES = {
         "layers_to_transform",
     ),
     "patterns": ({"alpha_pattern": ["q_proj"]}, "CONFIG_INVALID", "alpha_pattern"),
+    "many patterns": (
+        {"rank_pattern": {f"m{index}": 1 for index in range(2049)}}, "CONFIG_INVALID", "2049",
+    ),
     "base number": ({"base_model_name_or_path": 5}, "CONFIG_INVALID", "base_model_name_or_path"),
     "other base": ({"base_model_name_or_path": "org/x"}, "BASE_MODEL_MISMATCH", "org/x"),
     "no base": ({"base_model_name_or_path": None}, "BASE_MODEL_MISMATCH", "does not say"),
@@ -92,7 +95,7 @@ CONFIG_CASES = {
     "tensors without target": ({"target_modules": ["q_proj"]}, "TARGET_UNSUPPORTED", "v_proj"),
     "rank against tensors": ({"r": 8}, "RANK_UNSUPPORTED", "rank 8"),
     "pattern against tensors": ({"rank_pattern": {"v_proj": 2}}, "RANK_UNSUPPORTED", "rank 2"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CONFIG_CASES)
