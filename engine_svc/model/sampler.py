@@ -117,7 +117,7 @@ def keep_likely(probabilities: torch.Tensor, params: Sequence[SeatParams]) -> to
         part, [min(k, vocab) for k in limits], column([sampling[row].top_p for row in cut])
     )
     least = column([sampling[row].min_p for row in cut]) * part.amax(dim=1, keepdim=True)
-    kept = part.masked_fill(part < torch.maximum(threshold, least), 0.0)
+    kept = part * (part >= torch.maximum(threshold, least))
     return probabilities.index_copy(0, at, kept)
 
 

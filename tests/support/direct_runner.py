@@ -116,7 +116,7 @@ class DirectRunner:
             assert sample.seat == sequence.seat
             sequence.samples.append(sample)
             sequence.outputs.append(sample.token_id)
-        if self._last_logits is not None:
+        if self._last_logits is not None and sampling:
             for sequence, row in zip(sampling, self._last_logits, strict=True):
                 sequence.logits.append(row)
         return result
