@@ -25,7 +25,11 @@ class ChoiceUpdate:
 
 
 class Choice:
-    """State of one choice. A stopping token is counted and reported but not part of the text."""
+    """State of one choice.
+
+    A stopping token is counted and reported but not part of the text. A stop string that ends
+    within the first `min_tokens` tokens does not count.
+    """
 
     __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "finished", "num_tokens")
 
@@ -45,7 +49,7 @@ class Choice:
             if index == last and token_id == output.stop_token_id:
                 continue
             piece = self._detokenizer.feed(token_id)
-            match = self._matcher.feed(piece, armed=self.num_tokens >= self._min_tokens)
+            match = self._matcher.feed(piece, armed=self.num_tokens > self._min_tokens)
             text += match.text
             if match.stop is not None:
                 return self._stopped(output, text, index + 1, match.stop)

@@ -17,6 +17,8 @@ from loraplex.status import FieldInvalid, InvalidArgument
 
 #: Longer texts are tokenized in a thread, so that other streams go on: about 2 ms of work.
 _INLINE_CHARACTERS = 2048
+#: More characters for each token of the context than this are refused before they are tokenized.
+_CHARACTERS_A_TOKEN = 256
 _ROLE_LIMIT = 64
 
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class PromptReader:
         if kind == "prompt":
             if not request.prompt:
                 raise prompt_empty("prompt", "at least one character")
+            self._check_size("prompt", len(request.prompt))
             return await self._encoded(request.prompt, special_tokens=True)
         if kind == "token_ids":
             ids = tuple(request.token_ids.ids)
@@ -68,6 +71,8 @@ class PromptReader:
 
     async def _rendered(self, chat: engine_pb2.ChatMessages, adapter: AdapterRef | None) -> str:
         messages = _messages(chat)
+        size = sum(len(message["content"]) for message in messages)
+        self._check_size("chat", size)
         opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
         if adapter is not None and adapter.chat_template is not None:
             return await self._templates.render(
@@ -79,8 +84,13 @@ class PromptReader:
                 "this model has no chat template; send `prompt` or `token_ids`",
                 metadata={"field": "chat"},
             )
-        size = sum(len(message["content"]) for message in messages)
         return await self._run(size, lambda: template.render(messages, opens))
+
+    def _check_size(self, field: str, num_characters: int) -> None:
+        limit = _CHARACTERS_A_TOKEN * self._text.context_tokens
+        if num_characters > limit:
+            allowed = f"at most {limit} characters"
+            raise FieldInvalid(f"characters of {field}", num_characters, allowed)
 
     async def _run(self, num_characters: int, work: Callable[[], T]) -> T:
         if num_characters <= _INLINE_CHARACTERS:

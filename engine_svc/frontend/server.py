@@ -71,6 +71,7 @@ class FrontendServer:
 
         The link must be DRAINING, so that new calls are refused with that reason.
         """
+        self.servicer.end_watches()
         try:
             async with asyncio.timeout(seconds):
                 await self.servicer.wait_idle()

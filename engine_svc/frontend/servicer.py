@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from typing import Any, NoReturn
 
+from engine_svc.frontend.core_link import LinkPhase, require_serving
 from engine_svc.frontend.errors import mapped
 from engine_svc.frontend.generate import GenerateCall, Serving
 from engine_svc.frontend.models import tenant_of
@@ -29,6 +31,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._calls: set[GenerateCall] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._closing = asyncio.Event()
 
     @property
     def num_open_calls(self) -> int:
@@ -38,15 +41,15 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         """Until no Generate call is open."""
         await self._idle.wait()
 
+    def end_watches(self) -> None:
+        """The drain begins: streams of engine state get a status."""
+        self._closing.set()
+
     def end_open_calls(self) -> None:
-        """The drain's time is over: each open call gets a status."""
+        """The drain's time is over: each open Generate call gets a status."""
         for call in tuple(self._calls):
             call.interrupt(
-                Unavailable(
-                    "the engine shut down before this answer was complete; send it again",
-                    reason="DRAINING",
-                    retry_after_s=1.0,
-                )
+                _draining("the engine shut down before this answer was complete; send it again")
             )
 
     # grpc.aio takes coroutines that write for server streams; the stubs know generators only
@@ -68,7 +71,11 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     async def ListModels(
         self, request: engine_pb2.ListModelsRequest, context: Any
     ) -> engine_pb2.ListModelsResponse:
-        return self._serving.models.page(request, _tenant(context))
+        tenant = _tenant(context)
+        if self._serving.link.phase is LinkPhase.STARTING:
+            # the names may not be complete yet: no list is better than half of it
+            require_serving(LinkPhase.STARTING)
+        return self._serving.models.page(request, tenant)
 
     @mapped
     async def GetEngineState(
@@ -84,10 +91,13 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         if not (math.isfinite(interval_s) and _MIN_INTERVAL_S <= interval_s <= _MAX_INTERVAL_S):
             limit = f"0 (= {_DEFAULT_INTERVAL_S:g}) or in [{_MIN_INTERVAL_S}, {_MAX_INTERVAL_S:g}]"
             raise FieldInvalid("interval_s", interval_s, limit)
-        while True:
+        while not self._closing.is_set():
             state = await self._state()
             await context.write(engine_pb2.WatchEngineStateResponse(state=state))
-            await asyncio.sleep(interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._closing.wait()
+        raise _draining("the engine is shutting down; watch another one")
 
     @mapped
     async def WarmAdapter(self, request: engine_pb2.WarmAdapterRequest, context: Any) -> NoReturn:
@@ -113,6 +123,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
 def _tenant(context: Any) -> str:
     return tenant_of(dict(context.invocation_metadata() or ()))
+
+
+def _draining(message: str) -> Unavailable:
+    return Unavailable(message, reason="DRAINING", retry_after_s=1.0)
 
 
 def _not_served(method: str) -> Unimplemented:

@@ -39,6 +39,22 @@ REFUSED: list[tuple[str, dict[str, Any], str, dict[str, str]]] = [
         {"prompt_tokens": "101", "limit": "63"},
     ),
     (
+        "endless prompt",
+        {"prompt": "x" * (64 * 256 + 1)},
+        "FIELD_INVALID",
+        {
+            "field": "characters of prompt",
+            "value": "16385",
+            "limit": "at most 16384 characters",
+        },
+    ),
+    (
+        "endless chat",
+        {"chat": chat(("user", "x" * 10000), ("user", "x" * 10000))},
+        "FIELD_INVALID",
+        {"field": "characters of chat", "value": "20000"},
+    ),
+    (
         "id too large",
         {"token_ids": ids(1, 49152)},
         "FIELD_INVALID",

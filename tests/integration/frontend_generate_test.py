@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_svc.frontend.inputs import PromptReader
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.types import (
     Admitted,
@@ -232,8 +233,14 @@ async def test_many_streams_run_at_once(text: ModelText) -> None:
     assert [text_of(messages) for messages in answers] == prompts
 
 
-async def test_a_long_prompt_is_tokenized_beside_the_loop(text: ModelText) -> None:
-    long = "word " * 4000
-    async with running_frontend(text) as frontend:
-        await frontend.answer(prompt=long, sampling={"stop": ["word"]})
-        assert frontend.link.requests[0].prompt_token_ids == text.tokenizer.encode(long)
+async def test_the_loop_goes_on_while_a_long_prompt_is_tokenized(text: ModelText) -> None:
+    reader = PromptReader(text)
+    request = engine_pb2.GenerateRequest(model=BASE, prompt="The quick brown fox, " * 50_000)
+    reading = asyncio.create_task(reader.read(request, None))
+    beats = 0
+    while not reading.done():
+        await asyncio.sleep(0.001)
+        beats += 1
+    await reader.close()
+    assert len((await reading).token_ids) == 250_001
+    assert beats > 10

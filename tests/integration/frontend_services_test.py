@@ -1,5 +1,6 @@
 """ListModels, engine state, health, reflection, refusals and records, over a real socket."""
 
+import asyncio
 import socket
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,24 @@ async def test_engine_state_shows_what_the_core_says(text: ModelText) -> None:
     assert [flow.adapter.name for flow in shown.flows] == ["sql-lora", ""]
     assert shown.flows[0].service_class == engine_pb2.SERVICE_CLASS_BATCH
     assert shown.flows[0].waiting == 5
+
+
+async def test_a_drain_ends_watches_with_a_status(text: ModelText) -> None:
+    async with running_frontend(text) as frontend:
+        request = engine_pb2.WatchEngineStateRequest(interval_s=600)
+        watch = frontend.stub.WatchEngineState(request)
+        await watch.read()
+        drain = asyncio.create_task(frontend.server.drain(5.0))
+        error = await refusal_of(watch.read())
+        await drain
+    assert error.reason == "DRAINING"
+
+
+async def test_before_serving_there_is_no_list_and_no_state(text: ModelText) -> None:
+    async with running_frontend(text, FakeCoreLink(phase=LinkPhase.STARTING)) as frontend:
+        listed = await refusal_of(frontend.stub.ListModels(engine_pb2.ListModelsRequest()))
+        state = await refusal_of(frontend.stub.GetEngineState(engine_pb2.GetEngineStateRequest()))
+    assert (listed.reason, state.reason) == ("STARTING", "STARTING")
 
 
 @pytest.mark.parametrize("interval_s", [-1.0, 0.01, float("nan"), float("inf")])

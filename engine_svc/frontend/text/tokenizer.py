@@ -48,7 +48,9 @@ class PromptTokenizer:
 
         Raises: FieldInvalid: the text holds a token that the model has no row for.
         """
-        ids = tuple(self.backend.encode(text, add_special_tokens=special_tokens).ids)
+        # the batch form lets other threads run, and skips the offsets
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special_tokens)
+        ids = tuple(encoding.ids)
         self.check_ids(ids, "prompt")
         return ids
 
