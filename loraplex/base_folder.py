@@ -37,7 +37,7 @@ def find_base_folder(path_or_hub_id: str) -> Path:
     Raises: NotFound BASE_MODEL_NOT_FOUND; nothing is ever downloaded.
     """
     path = Path(path_or_hub_id).expanduser()
-    if path.is_dir():
+    if path_or_hub_id and path.is_dir():
         return path
     cache = _hub_cache()
     if _HUB_ID.fullmatch(path_or_hub_id):

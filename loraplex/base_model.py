@@ -1,14 +1,14 @@
 """What a Hugging Face `config.json` says of a base model: the one reader that both services share.
 
 Reads the transformers-4 style (`rope_theta`, `rope_scaling`, `torch_dtype`) and the transformers-5
-style
-(`rope_parameters`, `dtype`). Everything that would change the output and is not understood is
+style (`rope_parameters`, `dtype`). Everything that would change the output and is not understood is
 refused.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,20 @@ SUPPORTED_ARCHITECTURES: Mapping[str, tuple[bool, bool]] = {
 ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
 LAYER_MODULES = ATTENTION_MODULES + MLP_MODULES
+
+MAX_LAYERS = 1024
+MAX_SIZE = 1 << 24
+
+#: rope type → the numbers that its table must hold
+_ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,9 @@ def parse_config(config: Mapping[str, Any]) -> BaseModelSpec:
     kv_heads = _size(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise BaseModelUnsupported("num_key_value_heads", kv_heads, f"a divisor of {heads}")
+    head_dim = _size(config, "head_dim", max(1, hidden // heads))
+    if head_dim % 2:
+        raise BaseModelUnsupported("head_dim", head_dim, "an even number")
     theta, scaling = _rope(config)
     attention_bias = bool(config.get("attention_bias", False))
     return BaseModelSpec(
@@ -111,12 +128,12 @@ def parse_config(config: Mapping[str, Any]) -> BaseModelSpec:
         vocab_size=_size(config, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=_size(config, "intermediate_size"),
-        num_layers=_size(config, "num_hidden_layers"),
+        num_layers=_size(config, "num_hidden_layers", limit=MAX_LAYERS),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_size(config, "head_dim", hidden // heads),
+        head_dim=head_dim,
         context_tokens=_size(config, "max_position_embeddings"),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
         rope_theta=theta,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=qkv_bias or attention_bias,
@@ -135,7 +152,7 @@ def parse_config_json(text: str | bytes) -> BaseModelSpec:
     object."""
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BaseModelUnsupported("config.json", str(error), "a JSON object") from error
     if not isinstance(config, dict):
         raise BaseModelUnsupported("config.json", type(config).__name__, "a JSON object")
@@ -150,23 +167,44 @@ def _architecture(config: Mapping[str, Any]) -> str:
     return name
 
 
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _size(
+    config: Mapping[str, Any], key: str, default: int | None = None, *, limit: int = MAX_SIZE
+) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BaseModelUnsupported(key, value, "a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+        raise BaseModelUnsupported(key, value, f"a whole number in 1 … {limit}")
     return value
 
 
+def _number(table: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = table.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BaseModelUnsupported(key, value, "a number")
+    return float(value)
+
+
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
-    table = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = table.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    kind = table.get("rope_type", table.get("type", "default"))
+    """Base frequency, and the scaling table, {} for plain rotary positions."""
+    table = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
+        raise BaseModelUnsupported("rope_parameters", table, "one table for all layers")
+    for place in (config, table):
+        if place.get("partial_rotary_factor") not in (None, 1, 1.0):
+            factor = place["partial_rotary_factor"]
+            raise BaseModelUnsupported("partial_rotary_factor", factor, "1")
+    theta = _number(table if table.get("rope_theta") else config, "rope_theta", 10000.0)
+    scaling = {key: value for key, value in table.items() if key != "rope_theta"}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
-        return float(theta), {}
-    if kind not in ("linear", "llama3"):
-        raise BaseModelUnsupported("rope_type", kind, "default, linear, llama3")
-    return float(theta), table
+        return theta, {}
+    if not isinstance(kind, str) or kind not in _ROPE_NUMBERS:
+        raise BaseModelUnsupported("rope_type", kind, ", ".join(["default", *_ROPE_NUMBERS]))
+    for key in _ROPE_NUMBERS[kind]:
+        if _number(scaling, key) <= 0:
+            raise BaseModelUnsupported(key, scaling[key], "a number above 0")
+    return theta, scaling
 
 
 def _sliding_window(config: Mapping[str, Any], architecture: str) -> int:
@@ -175,16 +213,20 @@ def _sliding_window(config: Mapping[str, Any], architecture: str) -> int:
         return 0
     if architecture.startswith("Llama") or window is None:
         return 0
-    kinds = set(config.get("layer_types") or ["sliding_attention"])
+    layer_types = config.get("layer_types") or ["sliding_attention"]
+    if not isinstance(layer_types, list):
+        raise BaseModelUnsupported("layer_types", layer_types, "a list")
+    kinds = {str(kind) for kind in layer_types}
     if kinds == {"full_attention"}:
         return 0
     if kinds != {"sliding_attention"} or config.get("max_window_layers"):
         raise BaseModelUnsupported("layer_types", sorted(kinds), "one kind for all layers")
-    return int(window)
+    return _size(config, "sliding_window")
 
 
 def _eos(config: Mapping[str, Any]) -> tuple[int, ...]:
     value = config.get("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        raise BaseModelUnsupported("eos_token_id", value, "a token id, or a list of them")
+    return tuple(ids)
