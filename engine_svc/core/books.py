@@ -120,19 +120,21 @@ class Books:
         """waiting or suspended → running, with the seats it needs."""
         lane = sequence.lane
         live = sequence.live
-        if sequence.state is SequenceState.SUSPENDED:
+        if sequence.state is SequenceState.SUSPENDED and live.waits is not None:
             live.paused_s += now - sequence.suspended_s
-        if live.waits is None:
-            self._close_waits(live, lane, now)
-            self._note_start(now)
-            slot = self.memory.slots.get(lane.digest)
-            live.load_s = 0.0 if slot is None else slot.load_s
         self.paused.pop(sequence.age, None)
         lane.put(sequence, SequenceState.RUNNING)
         self.num_running += 1
         sequence.seats = tuple(self.free_seats.pop() for _ in range(sequence.num_seats_needed))
         sequence.names_tokens = True
         self.opened[sequence] = None
+
+    def first_planned(self, live: LiveRequest, now: float) -> None:
+        """A plan has its first chunk: it waits no longer."""
+        self._close_waits(live, self.lanes[live.digest], now)
+        self._note_start(now)
+        slot = self.memory.slots.get(live.digest)
+        live.load_s = 0.0 if slot is None else slot.load_s
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """The prompt's last chunk is in the plan: one sequence for each choice, the first is the

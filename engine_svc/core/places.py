@@ -22,7 +22,7 @@ def close_turns(books: Books, now: float) -> None:
     num_lacking = max(0, books.ring.num_adapters - books.turns.num_free_places)
     num_closing = 0
     for turn in books.turns:
-        if not turn.lane.running and not turn.lane.num_deferred:
+        if not turn.lane.num_deferred and all(s.exhausted for s in turn.lane.running.values()):
             books.end_turn(turn, now)
         elif turn.closing_since is not None and not (num_lacking or books.scarce):
             turn.closing_since = None
@@ -45,6 +45,8 @@ def grant_places(books: Books, now: float) -> list[Sequence]:
         return []
     started: list[Sequence] = []
     for lane in _ready_lanes(books):
+        if not is_ready(books, lane):
+            continue
         sequence = lane.first()
         assert sequence is not None, "a lane in the ring has nobody to run"
         if not lane.is_base and not books.turns.num_free_places:
@@ -88,11 +90,16 @@ def _ready_lanes(books: Books) -> list[Lane]:
     return sorted(ready, key=lambda lane: lane.queued_at)
 
 
+def is_ready(books: Books, lane: Lane) -> bool:
+    """Its bytes are in the arena; a turn that began just now may have evicted them."""
+    return lane.is_base or books.memory.slots.ready(lane.digest) is not None
+
+
 def _blame_loading(books: Books, now: float) -> None:
     """A free place that nobody can take: the ring's first wait for their copy into a slot."""
     free = books.turns.num_free_places
     for lane in books.ring.first(free) if free else ():
-        if lane.is_base or books.memory.slots.ready(lane.digest):
+        if is_ready(books, lane):
             continue
         if lane.clock.cause is not Cause.BYTES:
             lane.blame(Cause.LOAD, now)

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from engine_svc.core.books import Books
 from engine_svc.core.budget import Share, divide_budget, start_waiting
 from engine_svc.core.loads import Loads
-from engine_svc.core.places import begin_turn, close_turns, end_unused_turns, grant_places
+from engine_svc.core.places import (
+    begin_turn,
+    close_turns,
+    end_unused_turns,
+    grant_places,
+    is_ready,
+)
 from engine_svc.core.pressure import Claim, oldest_runnable
 from engine_svc.core.sequence import Sequence
 from engine_svc.core.start import pages_for, try_start
@@ -60,36 +66,36 @@ def plan_step(books: Books, loads: Loads, now: float, num_in_flight: int) -> Lau
     close_turns(books, now)
     loads.advance(now)
     grant_places(books, now)
+    shares = _share_step(books, now)
+    if not shares and not num_in_flight and books.requests:
+        _unlock(books, loads, now)
+        shares = _share_step(books, now)
+    end_unused_turns(books, {share.sequence.lane for share in shares}, now)
+    return _build(books, shares, num_in_flight, now) if shares else None
+
+
+def _share_step(books: Books, now: float) -> list[Share]:
     shares = divide_budget(books, now)
-    shares += start_waiting(books, shares, now)
-    if not shares and not num_in_flight:
-        shares = _rescue(books, loads, now)
-    lanes = {share.sequence.lane for share in shares}
-    end_unused_turns(books, lanes, now)
-    if not shares:
-        return None
-    return _build(books, shares, num_in_flight)
+    return shares + start_waiting(books, shares, now)
 
 
-def _rescue(books: Books, loads: Loads, now: float) -> list[Share]:
-    """Everybody lacks what others keep: the oldest takes what it needs, so that it ends."""
+def _unlock(books: Books, loads: Loads, now: float) -> None:
+    """Everybody lacks what others keep: the oldest takes what it needs, so that it ends. While its
+    adapter is on its way, the ring goes on with all places and seats free."""
     for turn in books.turns:
         books.end_turn(turn, now)
     oldest = oldest_runnable(books)
     if oldest is None:
-        return []
+        return
     lane = oldest.lane
-    if not lane.is_base and books.memory.slots.ready(lane.digest) is None:
+    if not is_ready(books, lane):
         loads.try_fill_now(lane, now)
-        return []
-    chunk = books.limits.min_chunk
-    if try_start(books, oldest, Claim.TURN, chunk, now, ignore_kept=True) is not None:
-        return []
-    begin_turn(books, lane, now)
-    return [Share(oldest, min(chunk, oldest.num_left))]
+        grant_places(books, now)
+    elif try_start(books, oldest, Claim.TURN, books.limits.min_chunk, now, True) is None:
+        begin_turn(books, lane, now)
 
 
-def _build(books: Books, shares: list[Share], run_ahead: int) -> LaunchedStep:
+def _build(books: Books, shares: list[Share], run_ahead: int, now: float) -> LaunchedStep:
     """Rows grouped by slot, the base last; from here on the sequences are as if it had run."""
     by_digest: dict[str, list[Share]] = {}
     for share in shares:
@@ -102,9 +108,9 @@ def _build(books: Books, shares: list[Share], run_ahead: int) -> LaunchedStep:
         if not slot.bound:
             slot.bound = True
             draft.bindings.append(SlotBinding(slot.index, digest, slot.page_ids))
-        _add_segment(books, draft, group, slot.index)
+        _add_segment(books, draft, group, slot.index, now)
     if base is not None:
-        _add_segment(books, draft, base, NO_SLOT)
+        _add_segment(books, draft, base, NO_SLOT, now)
     openings = [o for sequence in books.opened if sequence.seats for o in _openings(sequence)]
     _fork_prompts(books, draft)
     plan = StepPlan(
@@ -123,12 +129,14 @@ def _build(books: Books, shares: list[Share], run_ahead: int) -> LaunchedStep:
     return LaunchedStep(plan, draft.rows, draft.by_seat, tuple(draft.segments))
 
 
-def _add_segment(books: Books, draft: _Draft, group: list[Share], slot: int) -> None:
+def _add_segment(books: Books, draft: _Draft, group: list[Share], slot: int, now: float) -> None:
     turn = books.turns.get(group[0].sequence.lane.digest)
     assert turn is not None
     num_tokens = 0
     for share in group:
         sequence = share.sequence
+        if sequence.live.waits is None:
+            books.first_planned(sequence.live, now)
         chunk = _chunk(sequence, share.num_tokens, slot, books.limits.page_size)
         draft.chunks.append(chunk)
         num_tokens += chunk.num_tokens

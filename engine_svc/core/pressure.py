@@ -2,15 +2,15 @@
 
 In this order, each only as far as needed: resting cached pages; idle slots that nobody in the ring
 waits for, then those farthest from their turn; paused sequences, newest first; running sequences,
-newest first. Protected are the oldest sequence that could run, sequences that have not advanced
-since they got their pages, and the slot at the ring's head. The oldest itself may take from all of
-them: somebody always comes to an end, so nothing can lock up.
+newest first. Protected are the oldest sequence and its adapter's slot, sequences that have not advanced since
+they got their pages, and the slot at the ring's head. The oldest that could run may take all but
+the first of these: somebody always comes to an end, so nothing can lock up.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from engine_svc.core.books import Books
 from engine_svc.core.lane import Lane
@@ -29,14 +29,21 @@ class Claim(enum.IntEnum):
     TURN = 2
 
 
+def oldest_live(books: Books) -> Sequence | None:
+    """The sequence that arrived first: nobody takes its pages, even while its adapter loads."""
+    return next(_by_arrival(books), None)
+
+
 def oldest_runnable(books: Books) -> Sequence | None:
     """The sequence that arrived first among those whose adapter is not loading."""
+    return next((s for s in _by_arrival(books) if s.live.digest not in books.absent), None)
+
+
+def _by_arrival(books: Books) -> Iterator[Sequence]:
     for live in books.requests.values():
-        if live.digest not in books.absent:
-            for sequence in live.sequences:
-                if sequence.state is not SequenceState.ENDED and not sequence.exhausted:
-                    return sequence
-    return None
+        for sequence in live.sequences:
+            if sequence.state is not SequenceState.ENDED and not sequence.exhausted:
+                yield sequence
 
 
 def make_room(
@@ -47,16 +54,16 @@ def make_room(
     needed = count + kept
     if books.memory.num_room >= needed:
         return True
-    oldest = oldest_runnable(books)
-    is_oldest = oldest is sequence
+    first = oldest_live(books)
+    is_oldest = sequence is oldest_runnable(books)
     lane = sequence.lane
     if _evict(books, needed, lambda slot: _is_spare(books, slot, claim, is_oldest), lane, now):
         return True
-    if claim is Claim.MODEST and not is_oldest:
+    if claim is Claim.MODEST:
         return False
 
     def may_take(victim: Sequence) -> bool:
-        if victim is sequence or victim is oldest or victim.exhausted or not victim.page_ids:
+        if victim is sequence or victim is first or victim.exhausted or not victim.page_ids:
             return False
         return is_oldest or victim.has_advanced
 
@@ -75,6 +82,7 @@ def make_room_for_load(books: Books, lane: Lane, count: int, now: float, urgent:
     """Make `count` pages and a row free for an adapter's weights. `urgent`: it is the ring's
     head, paused sequences give their pages."""
     slots = books.memory.slots
+    first = oldest_live(books)
     oldest = oldest_runnable(books) if urgent else None
     for_oldest = oldest is not None and oldest.live.digest == lane.digest
 
@@ -95,7 +103,7 @@ def make_room_for_load(books: Books, lane: Lane, count: int, now: float, urgent:
         return False
 
     def may_take(victim: Sequence) -> bool:
-        return victim is not oldest and (for_oldest or victim.has_advanced)
+        return victim is not first and (for_oldest or victim.has_advanced)
 
     return _preempt_paused(books, count, may_take, now)
 
@@ -108,8 +116,14 @@ def _is_spare(books: Books, slot: Slot, claim: Claim, is_oldest: bool) -> bool:
 
 
 def _by_value(books: Books) -> list[Slot]:
-    """Idle slots, the least valuable first: nobody waits, longest unused; then the ring's tail."""
-    idle = books.memory.idle_slots(books.turns.__contains__)
+    """Idle slots, the least valuable first: nobody waits, longest unused; then the ring's tail.
+    Never the one that the oldest sequence waits for."""
+    first = oldest_live(books)
+    idle = [
+        slot
+        for slot in books.memory.idle_slots(books.turns.__contains__)
+        if first is None or slot.digest != first.live.digest
+    ]
     wanted = [slot for slot in idle if slot.digest in books.lanes]
     unwanted = [slot for slot in idle if slot.digest not in books.lanes]
     wanted.sort(key=lambda slot: -books.lanes[slot.digest].queued_at)

@@ -1,0 +1,254 @@
+"""A core among fakes, and the checks that hold after every step whatever happens to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from engine_svc.core.engine import EngineCore
+from engine_svc.core.lane import Lane
+from engine_svc.core.report import StepReport
+from engine_svc.types import (
+    BASE_DIGEST,
+    AdapterRef,
+    Admitted,
+    EngineLimits,
+    FinishReason,
+    FlowKey,
+    Request,
+    RequestEnded,
+    SamplingParams,
+    SequenceOutput,
+    ServiceClass,
+    StepPlan,
+)
+from tests.support.core_fakes import FakeArena, FakeClock, FakeRunner, FakeWeights, FakeWriter
+from tests.support.core_fakes import next_token as fake_next_token
+
+
+def limits(**changes: object) -> EngineLimits:
+    values: dict[str, object] = {
+        "max_loras": 2, "max_num_seqs": 4, "max_num_batched_tokens": 16, "num_pages": 64,
+        "page_size": 4, "page_bytes": 1024, "num_slots": 4, "context_tokens": 64,
+        "quantum": 16, "turn_max_steps": 12, "closing_steps": 3, "min_chunk": 4,
+    }  # fmt: skip
+    return EngineLimits(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def adapter(name: str, weight: float = 1.0) -> AdapterRef:
+    return AdapterRef(name, 1, f"sha256:{name}", weight=weight)
+
+
+@dataclass
+class Heard:
+    """What a client of one request heard."""
+
+    request: Request
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+    stop_ids: dict[int, int] = field(default_factory=dict)
+    admitted: bool = False
+    ended: RequestEnded | None = None
+    ended_step: int = -1
+    planned_s: float | None = None
+    #: choice → tokens that the frontend kept
+    cut: dict[int, int] = field(default_factory=dict)
+
+
+class World:
+    """Submits, steps, listens, checks."""
+
+    def __init__(self, engine_limits: EngineLimits, adapter_pages: int = 2) -> None:
+        self.limits = engine_limits
+        self.adapter_pages = adapter_pages
+        self.clock = FakeClock()
+        self.arena = FakeArena(engine_limits.page_size)
+        self.runner = FakeRunner(engine_limits, self.arena, self.clock)
+        self.writer = FakeWriter(self.arena, self.runner)
+        self.weights = FakeWeights(lambda digest: self.adapter_pages)
+        self.core = EngineCore(engine_limits, self.runner, self.writer, self.weights, self.clock)
+        self.runner.on_forward = self._check_work_conserved
+        self.heard: dict[str, Heard] = {}
+        self.reports: list[StepReport] = []
+        self._seeds: dict[int, Heard] = {}
+        self._queue_events = 0
+
+    def submit(
+        self,
+        prompt: tuple[int, ...] | int,
+        ref: AdapterRef | None = None,
+        *,
+        max_tokens: int = 4,
+        deadline_s: float = math.inf,
+        tenant: str = "default",
+        salt: str = "",
+        age_s: float = 0.0,
+        **sampling: object,
+    ) -> Heard:
+        number = len(self.heard)
+        if isinstance(prompt, int):
+            prompt = tuple((number * 7 + i) % 40 for i in range(prompt))
+        digest = BASE_DIGEST if ref is None else ref.digest
+        request = Request(
+            f"r{number}",
+            FlowKey(ServiceClass.INTERACTIVE, tenant, digest),
+            prompt,
+            SamplingParams(max_tokens, seed=number, **sampling),  # type: ignore[arg-type]
+            self.clock.now() - age_s,
+            ref,
+            deadline_s,
+            salt,
+        )
+        heard = self.heard[request.request_id] = self._seeds[number] = Heard(request)
+        self.core.submit(request)
+        self._listen()
+        return heard
+
+    def step(self, seconds: float = 0.01) -> StepReport:
+        began, launched = self.clock.now(), len(self.runner.plans)
+        self._queue_events = self.core._books._queue_events
+        report = self.core.step()
+        for plan in self.runner.plans[launched:]:
+            for opening in plan.seat_openings:
+                heard = self._seeds[opening.sampling.seed]
+                if heard.planned_s is None:
+                    heard.planned_s = began
+        self.core.check_integrity()
+        self._check_idle(report)
+        self._listen()
+        self.reports.append(report)
+        self.clock.advance(seconds)
+        return report
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Step until every request has ended and nothing is in flight."""
+        for _ in range(max_steps):
+            idle = self.step().idle
+            if idle and not self.core.num_live and not self.core.snapshot().loading_adapters:
+                self.check_at_rest()
+                return
+        living = [h.request for h in self.heard.values() if h.ended is None]
+        raise AssertionError(f"after {max_steps} steps still alive: {living}")
+
+    def cancel(self, request_id: str) -> None:
+        self.core.cancel(request_id)
+        self._listen()
+
+    def cut(self, heard: Heard, choice: int, keep: int) -> None:
+        if heard.ended is None:
+            heard.cut[choice] = min(keep, heard.cut.get(choice, keep))
+        self.core.stop_choice(heard.request.request_id, choice, keep)
+        self._listen()
+
+    def _listen(self) -> None:
+        for item in self.core.take_outputs():
+            heard = self.heard[item.request_id]
+            assert heard.ended is None, "something came after the end"
+            if isinstance(item, Admitted):
+                assert not heard.admitted
+                heard.admitted = True
+            elif isinstance(item, SequenceOutput):
+                assert heard.admitted
+                assert item.choice not in heard.reasons
+                assert item.choice not in heard.cut
+                heard.tokens.setdefault(item.choice, []).extend(item.token_ids)
+                if item.finish_reason is not None:
+                    heard.reasons[item.choice] = item.finish_reason
+                    heard.stop_ids[item.choice] = item.stop_token_id
+            else:
+                heard.ended, heard.ended_step = item, self.core.snapshot().steps
+                self.check_answer(heard)
+
+    def check_answer(self, heard: Heard) -> None:
+        """The answer is what the pure function gives, and the counts fit it."""
+        ended, request = heard.ended, heard.request
+        assert ended is not None
+        for choice in range(request.sampling.n):
+            tokens = heard.tokens.get(choice, [])
+            expected, reason, stop_id = self.expected(request, choice)
+            assert tokens == expected[: len(tokens)]
+            if ended.failure is None and choice not in heard.cut:
+                assert tokens == expected
+                assert (heard.reasons[choice], heard.stop_ids[choice]) == (reason, stop_id)
+        stats = ended.stats
+        assert stats.prompt_tokens == len(request.prompt_token_ids)
+        kept = sum(
+            min(len(tokens), heard.cut.get(choice, len(tokens)))
+            for choice, tokens in heard.tokens.items()
+        )
+        assert stats.completion_tokens == kept
+        if heard.admitted:
+            until = self.clock.now() if heard.planned_s is None else heard.planned_s
+            assert math.isclose(
+                stats.waits.queue_s, until - request.received_s, rel_tol=1e-9, abs_tol=1e-6
+            )
+            assert min(stats.waits.place_s, stats.waits.load_s, stats.waits.kv_s) >= 0
+
+    def expected(self, request: Request, choice: int) -> tuple[list[int], FinishReason, int]:
+        """The choice's tokens, why it ends, and the stopping token or −1."""
+        sampling, tokens = request.sampling, list(request.prompt_token_ids)
+        pages = self.limits.num_pages - (self.adapter_pages if request.adapter else 0)
+        room = min(self.limits.context_tokens, pages * self.limits.page_size + 1)
+        output: list[int] = []
+        while True:
+            token = fake_next_token(request.flow.digest, sampling.seed, choice, tuple(tokens))
+            tokens.append(token)
+            output.append(token)
+            stops = token in sampling.eos_token_ids + sampling.stop_token_ids
+            if stops and len(output) > sampling.min_tokens:
+                return output, FinishReason.STOP, token
+            if len(output) == sampling.max_tokens or len(tokens) >= room:
+                return output, FinishReason.LENGTH, -1
+
+    def _check_idle(self, report: StepReport) -> None:
+        """Nothing launched and nothing in flight means that everybody's weights are on the way."""
+        if report.idle:
+            books = self.core._books
+            for lane in books.lanes.values():
+                first = lane.first()
+                if first is None or not self._is_ready(lane):
+                    continue
+                assert self.core.snapshot().loading_adapters
+                assert self._is_short(lane) or books.scarce
+
+    def _check_work_conserved(self, plan: StepPlan) -> None:
+        """Who waits lacks a place, seats, pages or tokens, or somebody older lacks them."""
+        books = self.core._books
+        if books.scarce:
+            return
+        short = [lane for lane in books.lanes.values() if lane.first() and self._is_short(lane)]
+        oldest_short = min((lane.first().age for lane in short), default=(math.inf,))
+        # a turn of which the step runs nothing ends behind the grants
+        ended = sum(
+            ln.in_ring and ln.queued_at >= self._queue_events for ln in books.lanes.values()
+        )
+        num_free = books.turns.num_free_places - ended
+        for lane in books.lanes.values():
+            first = lane.first()
+            if first is None or first.in_flight or lane in short or first.age > oldest_short:
+                continue
+            turn = books.turns.get(lane.digest)
+            if turn is not None:
+                full = plan.num_tokens == self.limits.max_num_batched_tokens
+                assert turn.closing_since is not None or full
+            elif lane.in_ring and lane.queued_at < self._queue_events:
+                assert not self._is_ready(lane) or not (lane.is_base or num_free > 0)
+
+    def _is_ready(self, lane: Lane) -> bool:
+        return lane.is_base or self.core._books.memory.slots.ready(lane.digest) is not None
+
+    def _is_short(self, lane: Lane) -> bool:
+        first, books = lane.first(), self.core._books
+        assert first is not None
+        pages = -(-(first.num_left + first.num_planned) // self.limits.page_size) + 1
+        return len(books.free_seats) < first.num_seats_needed or books.memory.num_room < pages
+
+    def check_at_rest(self) -> None:
+        """Every page is free, cached or an idle adapter's; nobody holds anything."""
+        snapshot = self.core.snapshot()
+        assert snapshot.kv_pages == 0
+        assert snapshot.running_sequences == snapshot.waiting_sequences == 0
+        assert not snapshot.flows
+        assert not snapshot.pinned_digests
+        assert not self.weights.held
+        assert all(heard.ended is not None for heard in self.heard.values())
