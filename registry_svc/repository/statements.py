@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import inspect
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -16,6 +17,6 @@ def insert_if_absent(session: Session, table: type[Base], values: dict[str, Any]
     Returns: whether the row is new.
     """
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(table).values(**values).on_conflict_do_nothing()
-    result: Any = session.execute(statement)
-    return bool(result.rowcount)
+    key = inspect(table).primary_key[0]
+    statement = dialect.insert(table).values(**values).on_conflict_do_nothing().returning(key)
+    return session.execute(statement).one_or_none() is not None
