@@ -33,6 +33,7 @@ from engine_svc.processes.links import FrontendLink, LocalPeer
 from engine_svc.settings import MIN_CHUNK, EngineSettings
 from engine_svc.types import CoreSnapshot, EngineLimits
 from loraplex.base_folder import find_base_folder, read_base_folder
+from loraplex.status import FailedPrecondition
 
 #: Adapters that stay in the arena without a place, so that a turn that comes back needs no copy.
 SLOTS_A_PLACE = 4
@@ -73,7 +74,7 @@ def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedMode
 
 
 def build_core(settings: EngineSettings, model: LoadedModel, weights: WeightsSource) -> CoreParts:
-    """The core on its model."""
+    """The core on its model. Raises: FailedPrecondition: limits that no engine can keep."""
     limits = EngineLimits(
         max_loras=settings.max_loras,
         max_num_seqs=settings.max_num_seqs,
@@ -86,9 +87,14 @@ def build_core(settings: EngineSettings, model: LoadedModel, weights: WeightsSou
         max_queued_requests=settings.max_queued_requests,
         quantum=settings.quantum,
         min_chunk=MIN_CHUNK,
+        # on a CPU the next plan has nothing to overlap with
+        run_ahead=int(model.device != "cpu"),
         prefix_cache=settings.enable_prefix_caching,
     )
-    core = EngineCore(limits, model.runner, model.slot_writer, weights, MonotonicClock())
+    try:
+        core = EngineCore(limits, model.runner, model.slot_writer, weights, MonotonicClock())
+    except ValueError as error:
+        raise FailedPrecondition(f"settings: {error}", reason="CONFIG_INVALID") from error
 
     def snapshot() -> CoreSnapshot:
         return picture(

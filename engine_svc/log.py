@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import sys
 import traceback
 from typing import TextIO
@@ -42,3 +43,21 @@ class Log:
         line = {"time": time, "level": level, "process": self._process, "event": event, **fields}
         self._stream.write(json.dumps(line, default=str) + "\n")
         self._stream.flush()
+
+
+class LogHandler(logging.Handler):
+    """Records of the standard library's loggers as lines of a Log; `extra` becomes fields."""
+
+    _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {key: value for key, value in vars(record).items() if key not in self._OWN}
+        if record.exc_info:
+            fields["stack"] = logging.Formatter().formatException(record.exc_info)
+        level = max(name for name in _LEVELS.values() if name <= max(record.levelno, 10))
+        write = {10: self._log.debug, 20: self._log.info, 30: self._log.warning}
+        write.get(level, self._log.error)(record.getMessage(), **fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from engine_svc.log import Log
+from engine_svc.log import Log, LogHandler
 from engine_svc.messages import Boot, ChildFailed, Drain
 from engine_svc.processes.socket import Channel, ChannelClosed
 from loraplex.status import LoraplexError
@@ -76,6 +77,7 @@ def main(argv: list[str]) -> int:
     except ChannelClosed:
         return 1
     log = Log(role, boot.settings.log_level)
+    logging.basicConfig(handlers=[LogHandler(log)], level=logging.INFO)
     child = Child(boot, control, log)
     run: Callable[[Child], Any] = importlib.import_module(ROLES[role]).run
     try:

@@ -20,6 +20,8 @@ LONGEST_BACKOFF_SECONDS = 5.0
 #: So many ends inside the window and the engine gives up.
 MAX_ENDS = 10
 ENDS_WINDOW_SECONDS = 120.0
+#: So many starts in a row that never got ready, and it gives up too.
+MAX_FAILED_STARTS = 3
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -28,9 +30,13 @@ class Backoff:
     """When a child that ended may start again; all times are seconds of one clock."""
 
     ends: deque[float] = field(default_factory=deque)
+    failed_starts: int = 0
 
-    def ended(self, now: float) -> float | None:
+    def ended(self, now: float, was_ready: bool = True) -> float | None:
         """Seconds to wait before the next start; None: it ended too often."""
+        self.failed_starts = 0 if was_ready else self.failed_starts + 1
+        if self.failed_starts >= MAX_FAILED_STARTS:
+            return None
         self.ends.append(now)
         while self.ends[0] < now - ENDS_WINDOW_SECONDS:
             self.ends.popleft()

@@ -158,14 +158,14 @@ class Supervisor:
                 self._kill_stalled(index, pid)
 
     def _ended(self, child: Supervised) -> None:
-        pid = child.pid
+        pid, was_ready = child.pid, child.was_ready
         code = child.reap(STOP_SECONDS)
         if code is None:
             child.kill()
             code = child.reap(STOP_SECONDS)
         self._metrics.forget(pid)
         how = exit_text(code or 0)
-        delay_s = child.backoff.ended(time.monotonic())
+        delay_s = child.backoff.ended(time.monotonic(), was_ready)
         if delay_s is None:
             self._failure = self._failure or f"{child.name} ended too often, last with {how}"
             return

@@ -156,10 +156,8 @@ def test_a_frontend_that_stops_reading_is_replaced_and_the_core_goes_on(stack: S
         next(engine_pb2_grpc.EngineStub(channel).Generate(greedy("red", 900), timeout=60))
     for pid in frontends:
         os.kill(pid, signal.SIGSTOP)
-    # its socket and its outbox fill up; or the streams end before: then there is nothing to notice
-    eventually(
-        lambda: engine.events("frontend.stalled") or core_is_idle(core), RECOVERY_S, every_s=0.1
-    )
+    # the socket and the outbox fill up, a second passes
+    eventually(lambda: engine.events("frontend.stalled"), RECOVERY_S)
     for pid in frontends:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -237,9 +235,3 @@ def outcome(call: Iterator[engine_pb2.GenerateResponse]) -> grpc.StatusCode | No
         code: grpc.StatusCode = error.code()
         return code
     return None
-
-
-def core_is_idle(pid: int) -> bool:
-    import psutil
-
-    return psutil.Process(pid).cpu_percent(interval=0.5) < 2.0

@@ -79,6 +79,16 @@ def test_backoff_grows_to_its_limit_and_then_gives_up() -> None:
     assert delays[MAX_ENDS] is None
 
 
+def test_a_child_that_never_gets_ready_is_given_up_sooner() -> None:
+    backoff = Backoff()
+    assert backoff.ended(0.0, was_ready=False) is not None
+    assert backoff.ended(1.0, was_ready=False) is not None
+    assert backoff.ended(2.0, was_ready=True) is not None
+    assert backoff.ended(3.0, was_ready=False) is not None
+    assert backoff.ended(4.0, was_ready=False) is not None
+    assert backoff.ended(5.0, was_ready=False) is None
+
+
 def test_backoff_forgets_ends_outside_its_window() -> None:
     backoff = Backoff()
     for _ in range(MAX_ENDS):
