@@ -238,6 +238,24 @@ def test_each_want_gets_one_answer_even_when_a_loader_answers_twice(path: str) -
     far.die()
 
 
+def test_a_span_that_was_given_twice_is_dropped_once_the_core_is_done(path: str) -> None:
+    link = LoaderLink(path, KEY, lambda: None)
+    far = FarEnd(path, lambda channel: None)
+    link.start(HELLO)
+    link.want(ref("a"), 0)
+    eventually(lambda: far.channels)
+    far.channels[0].send(ready("a"))
+    assert eventually(link.poll) == (ready("a"),)
+    link.want(ref("a"), 1)
+    link.drop("sha256:a")
+    far.channels[0].send(ready("a"))
+    eventually(lambda: far.heard.count(Drop("sha256:a")) == 2)
+    assert far.heard.count(Want(ref("a"), 1)) == 0
+    assert link.poll() == ()
+    link.stop()
+    far.die()
+
+
 # ---- loader → frontend
 
 
