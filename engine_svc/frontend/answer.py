@@ -93,7 +93,7 @@ class Answer:
         """The summary. Raises: the LoraplexError that the core ended this request with."""
         if ended.failure is not None:
             error = error_of(ended.failure)
-            if error.reason == "ENGINE_LOST":
+            if error.reason == "ENGINE_LOST" or self.completion_tokens:
                 error.metadata["tokens_delivered"] = str(self.completion_tokens)
             raise error
         waits, stats, pace = ended.stats.waits, ended.stats, self.pace

@@ -33,21 +33,19 @@ class LinkPhase(enum.Enum):
 class OutputStream:
     """The items of one request, in order; the last one is always a RequestEnded.
 
-    The router puts, one reader takes. `overflowed` is set when the reader was too slow: what waited
-    is thrown away and the RequestEnded that follows says READER_TOO_SLOW.
+    The router puts, one reader takes. `was_cut`: the frontend itself ended the request, because its
+    reader was too slow or the drain's time was over; what waited was thrown away.
     """
 
-    __slots__ = ("_items", "_waiter", "ended", "full_since", "on_overflow", "overflowed")
+    __slots__ = ("_items", "_waiter", "ended", "full_since", "was_cut")
 
     def __init__(self) -> None:
         self._items: deque[OutputItem] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self.ended = False
-        self.overflowed = False
+        self.was_cut = False
         #: when the buffer was first found full; None: it has room
         self.full_since: float | None = None
-        #: called once, when the reader turns out to be too slow
-        self.on_overflow: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -84,13 +82,13 @@ class OutputStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def overflow(self, ending: RequestEnded) -> None:
-        """Router only: throw away what waits and end."""
+    def cut(self, ending: RequestEnded) -> None:
+        """Throw away what waits and end. The core must be told to cancel."""
+        if self.ended:
+            return
         self._items.clear()
-        self.overflowed = True
+        self.was_cut = True
         self.put(ending)
-        if self.on_overflow is not None:
-            self.on_overflow()
 
 
 class CoreLink(Protocol):

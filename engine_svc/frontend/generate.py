@@ -24,6 +24,7 @@ from engine_svc.frontend.core_link import CoreLink, OutputStream, require_servin
 from engine_svc.frontend.inputs import Prompt, PromptReader
 from engine_svc.frontend.models import Models, identity_of, tenant_of
 from engine_svc.frontend.observer import FrontendObserver, RequestRecord
+from engine_svc.frontend.router import ending
 from engine_svc.frontend.sampling import ResolvedSampling, resolve_sampling
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.types import (
@@ -58,7 +59,7 @@ class Serving:
 
 
 class GenerateCall:
-    """State of one call; `run` is called once, by the task that `interrupt` ends."""
+    """State of one call; `run` is called once."""
 
     def __init__(self, serving: Serving, context: Any) -> None:
         self._serving = serving
@@ -66,9 +67,7 @@ class GenerateCall:
         self._received_s = serving.now()
         remaining_s = context.time_remaining()
         self._deadline_s = math.inf if remaining_s is None else self._received_s + remaining_s
-        self._task = asyncio.current_task()
-        self._interruption: LoraplexError | None = None
-        self._is_interrupted = False
+        self._stream: OutputStream | None = None
         self._core_id = uuid.uuid4().hex
         # what the record says, as far as the call got
         self._shown_id = self._core_id
@@ -97,50 +96,35 @@ class GenerateCall:
         finally:
             self._serving.observer.request_ended(self._record(outcome, reason))
 
-    def interrupt(self, error: LoraplexError | None = None) -> None:
-        """End the call from outside: with `error`, or with what its stream says."""
-        if not self._is_interrupted and self._task is not None:
-            self._is_interrupted = True
-            self._interruption = error
-            self._task.cancel()
+    def cut(self, error: LoraplexError) -> None:
+        """End the call from outside, once a write that is under way has passed. A call that has not
+        reached the core yet meets the link's phase there."""
+        if self._stream is not None:
+            self._stream.cut(ending(self._core_id, error))
 
     async def _run(self, request: engine_pb2.GenerateRequest) -> None:
+        link = self._serving.link
         core_request, answer = await self._prepare(request)
         self._answer = answer
-        stream = self._serving.link.submit(core_request)
-        stream.on_overflow = self.interrupt
+        self._stream = stream = link.submit(core_request)
         try:
-            await self._stream(stream, answer)
-        except asyncio.CancelledError:
-            if not self._is_interrupted:
-                raise
-            await self._end_interrupted(stream, answer)
+            await self._write(stream, answer)
         except grpc.aio.InternalError as error:
             raise Cancelled("the client is gone") from error
         finally:
-            if not stream.ended or stream.overflowed:
-                self._serving.link.cancel(core_request.request_id)
+            if stream.was_cut or not stream.ended:
+                link.cancel(core_request.request_id)
 
-    async def _stream(self, stream: OutputStream, answer: Answer) -> None:
+    async def _write(self, stream: OutputStream, answer: Answer) -> None:
         write = self._context.write
         while items := await stream.take():
             for message in answer.begin(items):
                 await write(message)
-                if message.HasField("delta"):
+                if message.HasField("delta") and message.delta.token_ids:
                     answer.pace.sent()
             last = items[-1]
             if isinstance(last, RequestEnded):
                 await write(answer.end(last))
-
-    async def _end_interrupted(self, stream: OutputStream, answer: Answer) -> None:
-        assert self._task is not None
-        self._task.uncancel()
-        if self._interruption is not None:
-            self._interruption.metadata["tokens_delivered"] = str(answer.completion_tokens)
-            raise self._interruption
-        for item in await stream.take():
-            if isinstance(item, RequestEnded):
-                answer.end(item)
 
     async def _prepare(self, request: engine_pb2.GenerateRequest) -> tuple[Request, Answer]:
         serving = self._serving

@@ -90,7 +90,7 @@ class OutputRouter:
         streams, self._streams = self._streams, {}
         self.set_phase(LinkPhase.STARTING)
         for request_id, stream in streams.items():
-            stream.put(_ending(request_id, lost))
+            stream.put(ending(request_id, lost))
 
     def check_integrity(self) -> None:
         """No open stream has ended."""
@@ -108,8 +108,8 @@ class OutputRouter:
         del self._streams[request_id]
         self._cancel(request_id)
         limit = self._limits.max_items
-        stream.overflow(
-            _ending(
+        stream.cut(
+            ending(
                 request_id,
                 ResourceExhausted(
                     f"the client reads more slowly than the engine answers: {limit} messages wait;"
@@ -121,5 +121,6 @@ class OutputRouter:
         )
 
 
-def _ending(request_id: str, error: LoraplexError) -> RequestEnded:
+def ending(request_id: str, error: LoraplexError) -> RequestEnded:
+    """The end that a frontend gives to a request."""
     return RequestEnded(request_id, RequestStats(), failure_of(error))

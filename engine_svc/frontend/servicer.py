@@ -48,7 +48,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     def end_open_calls(self) -> None:
         """The drain's time is over: each open Generate call gets a status."""
         for call in tuple(self._calls):
-            call.interrupt(
+            call.cut(
                 _draining("the engine shut down before this answer was complete; send it again")
             )
 
