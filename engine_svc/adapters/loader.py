@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from engine_svc.adapters.fetch import Abandoned, Fetched, Fetcher
 from engine_svc.adapters.host_region import HostRegion
+from engine_svc.adapters.residency import Residency
 from engine_svc.failures import failure_of
 from engine_svc.types import AdapterRef, Failure, HostSpan, WeightsFailed, WeightsReady
 from loraplex.status import (
@@ -70,12 +71,6 @@ class _Job:
     silent: bool = False
 
 
-@dataclass(slots=True)
-class _Resident:
-    fetched: Fetched
-    held: bool = True
-
-
 class Loader:
     """`max_adapters` 0: the host region's bytes are the only limit.
 
@@ -91,22 +86,22 @@ class Loader:
         max_adapters: int = 0,
         threads: int = 2,
         retry: RetryPolicy | None = None,
-        room_wait_s: float = 30.0,
+        room_wait_s: float = 300.0,
         on_answer: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fetcher, self._region = fetcher, region
-        self._max_adapters, self._retry = max_adapters, retry or RetryPolicy()
+        self._retry = retry or RetryPolicy()
         self._on_answer, self._clock, self._room_wait_s = on_answer, clock, room_wait_s
         self._changed = threading.Condition()
         self._jobs: dict[str, _Job] = {}
-        self._resident: OrderedDict[str, _Resident] = OrderedDict()
+        self._residency = Residency(region, max_adapters)
         self._failed: OrderedDict[str, tuple[float, Failure]] = OrderedDict()
         self._answers: deque[WeightsReady | WeightsFailed] = deque()
         self._room_waiters: list[_Job] = []
         self._order = 0
         self._stopping = False
-        self._host_evictions = self._failures = 0
+        self._failures = 0
         self._loads: dict[str, int] = {}
         self._threads = [
             threading.Thread(target=self._work, name=f"loader-{index}", daemon=True)
@@ -124,12 +119,10 @@ class Loader:
                 job.rank, job.silent = rank, False
                 self._changed.notify_all()
                 return
-            resident = self._resident.get(ref.digest)
+            fetched = self._residency.try_hold(ref.digest)
             now = self._clock()
-            if resident is not None:
-                resident.held = True
-                self._resident.move_to_end(ref.digest)
-                self._answer(_ready(ref.digest, resident.fetched, "host", 0.0))
+            if fetched is not None:
+                self._answer(_ready(ref.digest, fetched, "host", 0.0))
             elif (failure := self._remembered(ref.digest, now)) is not None:
                 self._answer(WeightsFailed(ref.digest, failure))
             else:
@@ -139,11 +132,8 @@ class Loader:
 
     def drop(self, digest: str) -> None:
         with self._changed:
-            resident = self._resident.get(digest)
-            if resident is not None:
-                resident.held = False
-                self._evict_beyond_count()
-                self._changed.notify_all()
+            self._residency.let_go(digest)
+            self._changed.notify_all()
 
     def poll(self) -> tuple[WeightsReady | WeightsFailed, ...]:
         with self._changed:
@@ -156,8 +146,7 @@ class Loader:
     def forget_core(self) -> None:
         """The core is gone: nothing is held, nothing waits for an answer."""
         with self._changed:
-            for resident in self._resident.values():
-                resident.held = False
+            self._residency.let_go_all()
             self._jobs = {digest: job for digest, job in self._jobs.items() if job.running}
             for job in self._jobs.values():
                 job.silent = True
@@ -167,23 +156,18 @@ class Loader:
     def adopt(self, weights: WeightsReady) -> None:
         """The core still holds these weights from a loader that died: keep their bytes in place."""
         with self._changed:
-            resident = self._resident.get(weights.digest)
-            if resident is not None:
-                resident.held = True
-            elif self._region.try_take_at(weights.span):
-                self._resident[weights.digest] = _Resident(
-                    Fetched(weights.span, weights.num_pages, weights.used_bytes, weights.tier)
-                )
+            fetched = Fetched(weights.span, weights.num_pages, weights.used_bytes, weights.tier)
+            if not self._residency.adopt(weights.digest, fetched):
+                log.error("adapter.adoption_failed", extra={"digest": weights.digest})
 
     def stats(self) -> LoaderStats:
         with self._changed:
-            spans = [resident.fetched.span.num_bytes for resident in self._resident.values()]
             return LoaderStats(
-                host_bytes=sum(spans),
-                host_adapters=len(spans),
-                held_adapters=sum(resident.held for resident in self._resident.values()),
+                host_bytes=self._residency.num_bytes,
+                host_adapters=len(self._residency),
+                held_adapters=self._residency.num_held,
                 waiting=len(self._jobs),
-                host_evictions=self._host_evictions,
+                host_evictions=self._residency.evictions,
                 loads=tuple(sorted(self._loads.items())),
                 failures=self._failures,
             )
@@ -231,9 +215,8 @@ class Loader:
         digest = job.ref.digest
         with self._changed:
             del self._jobs[digest]
-            self._resident[digest] = _Resident(fetched, held=not job.silent)
+            self._residency.add(digest, fetched, held=not job.silent)
             self._loads[fetched.tier] = self._loads.get(fetched.tier, 0) + 1
-            self._evict_beyond_count()
             if not job.silent:
                 load_s = self._clock() - job.wanted_s
                 self._answer(_ready(digest, fetched, fetched.tier, load_s))
@@ -298,7 +281,7 @@ class Loader:
                 give_up_s = self._clock() + self._room_wait_s
                 while not self._stopping:
                     first = min(self._room_waiters, key=lambda job: (job.rank, job.order))
-                    if first is job and (span := self._try_take(num_bytes)) is not None:
+                    if first is job and (span := self._residency.try_take(num_bytes)) is not None:
                         return span
                     left_s = give_up_s - self._clock()
                     if left_s <= 0:
@@ -317,26 +300,6 @@ class Loader:
             retry_after_s=1.0,
         )
 
-    def _try_take(self, num_bytes: int) -> HostSpan | None:
-        while True:
-            span = self._region.try_take(num_bytes)
-            if span is not None or not self._evict_one():
-                return span
-
-    def _evict_one(self) -> bool:
-        for digest, resident in self._resident.items():
-            if not resident.held:
-                del self._resident[digest]
-                self._region.give_back(resident.fetched.span)
-                self._host_evictions += 1
-                return True
-        return False
-
-    def _evict_beyond_count(self) -> None:
-        while self._max_adapters and len(self._resident) > self._max_adapters:
-            if not self._evict_one():
-                return
-
     def _give_back(self, span: HostSpan) -> None:
         with self._changed:
             self._region.give_back(span)
@@ -344,8 +307,8 @@ class Loader:
 
     def check_integrity(self) -> None:
         with self._changed:
-            self._region.check_integrity()
-            assert not self._jobs.keys() & self._resident.keys()
+            self._residency.check_integrity()
+            assert not any(digest in self._residency for digest in self._jobs)
 
 
 _MAX_REMEMBERED = 1024

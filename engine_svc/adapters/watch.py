@@ -3,7 +3,7 @@
     connect → GetBaseModel (are these the weights that we serve?) → WatchAdapters(after the last
     applied revision) → one snapshot when first caught up → one update a revision, for ever
 
-While the registry is away the last state stands; after `caught_up` messages stop for
+While the registry is away the last state stands; after nothing was heard for
 SILENCE_LIMIT_S the connection counts as lost. Pauses between attempts grow to MAX_PAUSE_S.
 """
 
@@ -73,11 +73,13 @@ class RegistryWatch:
         on_status: Callable[[RegistryStatus], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         first_pause_s: float = FIRST_PAUSE_S,
+        silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
         self._address, self._base_model = address, base_model
         self._weights_digest, self._engine_id = weights_digest, engine_id
         self._on_update, self._on_status = on_update, on_status
         self._clock, self._first_pause_s = clock, first_pause_s
+        self._silence_limit_s = silence_limit_s
         self._replica: Replica | None = None
         self._status = RegistryStatus()
         self._caught_up = threading.Event()
@@ -159,6 +161,8 @@ class RegistryWatch:
             *channel_options(self._address),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            # pauses between attempts are ours: a shared connection would add its own, up to 120 s
+            ("grpc.use_local_subchannel_pool", 1),
         ]
         with grpc.insecure_channel(self._address, options=options) as channel:
             stub = registry_pb2_grpc.AdapterRegistryStub(channel)
@@ -178,7 +182,7 @@ class RegistryWatch:
             if self._stopping.is_set():
                 return False
             call = self._call = stub.WatchAdapters(request)
-        silence = _SilenceGuard(call, SILENCE_LIMIT_S)
+        silence = _SilenceGuard(call, self._silence_limit_s)
         try:
             for message in call:
                 silence.heard()
@@ -275,22 +279,28 @@ class _SilenceGuard:
 
     def __init__(self, call: Any, limit_s: float) -> None:
         self._call, self._limit_s = call, limit_s
-        self._event = threading.Event()
-        self._stopped = False
+        self._changed = threading.Condition()
+        self._heard = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="registry-silence", daemon=True)
         self._thread.start()
 
     def heard(self) -> None:
-        self._event.set()
+        with self._changed:
+            self._heard = True
+            self._changed.notify()
 
     def stop(self) -> None:
-        self._stopped = True
-        self._event.set()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
         self._thread.join()
 
     def _run(self) -> None:
-        while self._event.wait(self._limit_s) and not self._stopped:
-            self._event.clear()
+        with self._changed:
+            while self._changed.wait_for(lambda: self._heard or self._stopped, self._limit_s):
+                if self._stopped:
+                    return
+                self._heard = False
         self._call.cancel()
 
 

@@ -33,6 +33,7 @@ class FakeRegistry(registry_pb2_grpc.AdapterRegistryServicer):
         self.watched_from: list[int] = []
         self.weights_digest = DIGEST
         self.repeat_last = False
+        self.heartbeat_s = 0.2
 
     def add(self, **fields) -> int:
         with self.changed:
@@ -45,6 +46,14 @@ class FakeRegistry(registry_pb2_grpc.AdapterRegistryServicer):
         with self.changed:
             self.generation += 1
             self.changed.notify_all()
+
+    def cut_and_wait(self) -> None:
+        """Until the watcher is back."""
+        with self.changed:
+            seen = len(self.watched_from)
+            self.generation += 1
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: len(self.watched_from) > seen, WAIT_S)
 
     def GetBaseModel(self, request, context):
         if request.name not in (BASE_NAME, "org/tiny"):
@@ -76,7 +85,7 @@ class FakeRegistry(registry_pb2_grpc.AdapterRegistryServicer):
                         or (bool(self.events) and self.events[-1].revision > at)
                         or not context.is_active()
                     ),
-                    timeout=0.2,
+                    timeout=self.heartbeat_s,
                 )
 
 
@@ -96,7 +105,7 @@ def served(registry, address="127.0.0.1:0"):
 
 
 @contextlib.contextmanager
-def watching(address, base=BASE_NAME, digest=DIGEST):
+def watching(address, base=BASE_NAME, digest=DIGEST, **options):
     updates, names = queue.Queue(), NameMap()
 
     def take(update):
@@ -112,6 +121,7 @@ def watching(address, base=BASE_NAME, digest=DIGEST):
         on_update=take,
         on_status=statuses.put,
         first_pause_s=0.02,
+        **options,
     )
     watch.start()
     try:
@@ -170,14 +180,14 @@ def test_watch_resumes_from_the_applied_revision_and_applies_each_once(manifest)
     with served(registry) as address, watching(address) as (_, names, updates, _statuses):
         updates.get(timeout=WAIT_S)
         for version in (2, 3, 4):
-            registry.cut()
+            registry.cut_and_wait()
             registry.add(**changed(manifest, version=version))
             assert updates.get(timeout=WAIT_S).revision == version
         assert names.resolve("sql-lora", "default").version == 4
         assert updates.empty()
     assert registry.watched_from[0] == 0
     assert sorted(registry.watched_from) == registry.watched_from
-    assert registry.watched_from[-1] >= 3
+    assert registry.watched_from[-1] == 3
 
 
 def test_end_of_an_adapter_is_confirmed_by_watching_from_its_revision(manifest):
@@ -228,6 +238,25 @@ def test_registry_that_lost_its_history_is_read_anew(manifest):
         assert update.snapshot
         assert names.revision == 1
         assert names.resolve("sql-lora", "default").version == 1
+
+
+def test_registry_that_falls_silent_counts_as_lost_and_is_watched_again(manifest):
+    registry = FakeRegistry()
+    registry.heartbeat_s = 3600.0
+    registry.add(**changed(manifest))
+    with (
+        served(registry) as address,
+        watching(address, silence_limit_s=0.05) as (_, names, updates, statuses),
+    ):
+        updates.get(timeout=WAIT_S)
+        status = statuses.get(timeout=WAIT_S)
+        while status.problem is None:
+            status = statuses.get(timeout=WAIT_S)
+        assert status.problem.reason == "REGISTRY_UNREACHABLE"
+        with registry.changed:
+            assert registry.changed.wait_for(lambda: len(registry.watched_from) > 3, WAIT_S)
+        assert names.resolve("sql-lora", "default").version == 1
+        registry.cut()
 
 
 def test_other_weights_than_registered_are_fatal():
