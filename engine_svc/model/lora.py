@@ -40,7 +40,7 @@ class StepLora(Protocol):
 
 
 class KernelLora:
-    """The kernels over the site table, on any device."""
+    """The kernels over the site table: Triton on a GPU, the references elsewhere."""
 
     def __init__(
         self, rows: SiteTableRows, layout: AdapterLayout, max_tokens: int, num_slots: int
@@ -63,6 +63,13 @@ class KernelLora:
             for s in layout.sites
         ]
         self._plan: SegmentPlan | None = None
+        self._shrink, self._expand = lora_shrink, lora_expand
+        if self._device.type == "cuda":
+            # Triton is not installed where there is no GPU to use it
+            from kernels.lora_expand_triton import lora_expand_triton
+            from kernels.lora_shrink_triton import lora_shrink_triton
+
+            self._shrink, self._expand = lora_shrink_triton, lora_expand_triton
 
     def bind(self, slot: int, row: SlotRow | None) -> None:
         """Nothing beside the table itself."""
@@ -79,9 +86,9 @@ class KernelLora:
         size = x.shape[0] * shape.num_slices * self._rank
         u = self._u[:size].view(x.shape[0], shape.num_slices, self._rank)
         table, columns = self._rows.table, self._columns[site]
-        lora_shrink(x, table, self._plan, first_entry, shape.num_slices, u)
+        self._shrink(x, table, self._plan, first_entry, shape.num_slices, u)
         cell = self._layout.site_cell(layer, site)
-        lora_expand(u, table, self._plan, first_entry, columns, cell, y)
+        self._expand(u, table, self._plan, first_entry, columns, cell, y)
 
 
 @dataclass(frozen=True, slots=True)
