@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,10 +20,9 @@ _ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
 
 
 def s3_client(endpoint_url: str | None) -> Any:
-    """A boto3 S3 client: credentials from the standard variables, path style, no proxy to
-    loopback."""
-    import boto3
+    """An S3 client: credentials from the standard variables, path style, no proxy to loopback."""
     from botocore.config import Config
+    from botocore.session import Session
 
     proxies: dict[str, str] | None = None
     if endpoint_url is not None and is_loopback(f"{urlsplit(endpoint_url).hostname}:0"):
@@ -35,9 +35,18 @@ def s3_client(endpoint_url: str | None) -> Any:
         proxies=proxies,
         max_pool_connections=16,
     )
-    session = boto3.session.Session()
-    region = session.region_name or "us-east-1"
-    return session.client("s3", endpoint_url=endpoint_url, region_name=region, config=config)
+    session = Session()
+    session.register_component("data_loader", _service_models())
+    region = session.get_config_variable("region") or "us-east-1"
+    return session.create_client("s3", region, endpoint_url=endpoint_url, config=config)
+
+
+@functools.cache
+def _service_models() -> Any:
+    """Botocore's descriptions of S3: megabytes of JSON, read once a process."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
 
 
 def is_absent(error: Exception) -> bool:

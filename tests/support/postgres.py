@@ -38,16 +38,15 @@ def postgres_url() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def new_database(server_url: str, template_url: str = "") -> Iterator[str]:
-    """URL of an empty database, or of a copy of one without connections; dropped at the end."""
+def new_database(server_url: str) -> Iterator[str]:
+    """URL of an empty database, dropped at the end."""
     name = f"test_{secrets.token_hex(6)}"
     admin = create_engine(
         make_url(server_url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
     )
     try:
         with admin.connect() as connection:
-            template = make_url(template_url).database if template_url else "template1"
-            connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+            connection.execute(text(f"CREATE DATABASE {name}"))
         url = make_url(server_url).set(database=name)
         yield url.render_as_string(hide_password=False)
         with admin.connect() as connection:

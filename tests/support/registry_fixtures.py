@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from registry_svc.database import Database
+from registry_svc.domain import DEFAULT_TENANT
 from registry_svc.migrating import migrate
+from registry_svc.tables import Base, RevisionRow
 from tests.support.postgres import new_database
 from tests.support.registry_service import Registry, environment, running_registry, sqlite_url
 
@@ -30,13 +33,25 @@ DATABASES = (
 
 
 @pytest.fixture(scope="session")
-def migrated_postgres(postgres_url: str) -> Iterator[tuple[str, str]]:
-    """Arguments of new_database for a copy of a migrated database."""
+def migrated_postgres(postgres_url: str) -> Iterator[str]:
+    """A database for all tests, each of which finds it as the migrations left it."""
     with new_database(postgres_url) as url:
         database = Database(url)
         migrate(database)
         database.close()
-        yield postgres_url, url
+        yield url
+
+
+@pytest.fixture
+def clean_postgres(migrated_postgres: str) -> str:
+    database = Database(migrated_postgres)
+    with database.connect() as connection, connection.begin():
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(table.delete())
+        connection.execute(insert(RevisionRow).values(id=1, value=0))
+    database.write(lambda tx: tx.tenants.ensure(DEFAULT_TENANT))
+    database.close()
+    return migrated_postgres
 
 
 @pytest.fixture(params=BACKENDS)
@@ -45,7 +60,7 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Registr
         if request.param == "sqlite+file":
             url, store, flags = sqlite_url(tmp_path), (tmp_path / "blobs").as_uri(), []
         else:
-            url = stack.enter_context(new_database(*request.getfixturevalue("migrated_postgres")))
+            url = request.getfixturevalue("clean_postgres")
             s3 = request.getfixturevalue("s3_store")
             stack.enter_context(environment(s3.environment))
             store = f"s3://{s3.bucket}/{tmp_path.name}"
@@ -54,10 +69,24 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Registr
 
 
 @pytest.fixture(params=DATABASES)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind."""
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A migrated database of each kind, without rows."""
     if request.param == "sqlite":
-        yield sqlite_url(tmp_path)
-        return
-    with new_database(request.getfixturevalue("postgres_url")) as url:
-        yield url
+        database = Database(sqlite_url(tmp_path))
+        migrate(database)
+    else:
+        database = Database(request.getfixturevalue("clean_postgres"))
+    yield database
+    database.close()
+
+
+@pytest.fixture(params=DATABASES)
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A database of each kind without tables."""
+    with contextlib.ExitStack() as stack:
+        url = sqlite_url(tmp_path)
+        if request.param == "postgres":
+            url = stack.enter_context(new_database(request.getfixturevalue("postgres_url")))
+        database = Database(url)
+        stack.callback(database.close)
+        yield database
