@@ -15,8 +15,11 @@ Message = engine_pb2.GenerateResponse
 
 
 class Pace:
-    """When tokens went out. `ttft_s` and `tpot_s` as docs/ defines them; tokens are those of the
-    longest choice."""
+    """When tokens went out.
+
+    TTFT: received → first token sent. TPOT: (last − first token time) / (tokens − 1), with the
+    tokens of the longest choice.
+    """
 
     __slots__ = ("_first_s", "_last_s", "_now", "_received_s")
 
@@ -163,8 +166,8 @@ class Answer:
         """One per prompt token; the first has nothing before it and stays empty."""
         if not positions:
             return []
-        known = positions[-(self._started.prompt_tokens - 1) :]
-        return [engine_pb2.PositionLogprobs(), *(self._position(position) for position in known)]
+        known = [self._position(position) for position in positions]
+        return [engine_pb2.PositionLogprobs(), *known]
 
 
 def _finished(choice: int, update: ChoiceUpdate) -> engine_pb2.Finished:

@@ -56,7 +56,6 @@ async def test_started_comes_first_finished_once_and_summary_last(text: ModelTex
     assert summary.summary.usage.completion_tokens == len(ids)
     assert summary.summary.queue_s == summary.summary.wait_place_s + summary.summary.wait_load_s
     assert 0 < summary.summary.ttft_s < 20
-    assert summary.summary.tpot_s > 0
 
 
 async def test_choices_stream_side_by_side_and_finish_once_each(text: ModelText) -> None:

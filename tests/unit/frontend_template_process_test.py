@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine_svc.frontend.text.chat_template import ChatTemplateFailed
-from engine_svc.frontend.text.template_process import TemplateProcess
+from engine_svc.frontend.text.template_process import PENALTY_S, TemplateProcess
 
 CHAT = [{"role": "user", "content": "Hi 🦥"}]
 GOOD = "{{ bos_token }}{{ messages[0].content }}{% if add_generation_prompt %}A:{% endif %}"
@@ -51,6 +51,25 @@ async def test_a_template_without_end_is_killed_and_the_next_one_served(
     with pytest.raises(ChatTemplateFailed, match="took longer than 1 s"):
         await templates.render(FOREVER, {}, CHAT, True)
     assert await templates.render(GOOD, {}, CHAT, False) == "Hi 🦥"
+
+
+async def test_a_template_that_passed_a_limit_is_refused_at_once_for_a_while() -> None:
+    now = 0.0
+    templates = TemplateProcess(render_limit_s=0.2, now=lambda: now)
+    try:
+        for _ in range(2):
+            with pytest.raises(ChatTemplateFailed, match="took longer"):
+                await templates.render(FOREVER, {}, CHAT, True)
+            assert templates._process is None
+            now += PENALTY_S - 1
+        await templates.render(GOOD, {}, CHAT, True)
+        first = pid_of(templates)
+        with pytest.raises(ChatTemplateFailed, match="took longer"):
+            await templates.render(FOREVER, {}, CHAT, True)
+        await templates.render(GOOD, {}, CHAT, True)
+        assert pid_of(templates) != first
+    finally:
+        await templates.close()
 
 
 async def test_memory_is_limited(templates: TemplateProcess) -> None:

@@ -19,13 +19,16 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from engine_svc.frontend.text.chat_template import ChatTemplate, ChatTemplateFailed, Message
 
 MEMORY_LIMIT = 256 * 2**20
 RENDER_LIMIT_S = 2.0
+PENALTY_S = 30.0
+_MAX_PENALTIES = 256
 _START_LIMIT_S = 60.0
 _LENGTH_BYTES = 8
 
@@ -33,8 +36,13 @@ _LENGTH_BYTES = 8
 class TemplateProcess:
     """The parent's end. Requests take turns."""
 
-    def __init__(self, render_limit_s: float = RENDER_LIMIT_S) -> None:
+    def __init__(
+        self, render_limit_s: float = RENDER_LIMIT_S, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._render_limit_s = render_limit_s
+        self._now = now
+        #: template source → (until when it is refused, why)
+        self._penalties: dict[str, tuple[float, str]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
@@ -48,16 +56,19 @@ class TemplateProcess:
         """Raises: ChatTemplateFailed, also when a limit was passed."""
         job = json.dumps([source, dict(special_tokens), list(messages), add_generation_prompt])
         async with self._turn:
+            self._check_penalty(source)
             process = self._process or await self._start()
             try:
                 async with asyncio.timeout(self._render_limit_s):
                     answer = await _exchange(process, job.encode())
             except TimeoutError:
                 await self.close()
-                raise _limit_passed(f"took longer than {self._render_limit_s:g} s") from None
+                what = f"took longer than {self._render_limit_s:g} s"
+                raise self._punished(source, what) from None
             except (asyncio.IncompleteReadError, ConnectionError):
                 await self.close()
-                raise _limit_passed(f"needed more than {MEMORY_LIMIT} bytes or died") from None
+                what = f"needed more than {MEMORY_LIMIT} bytes, or ended its process"
+                raise self._punished(source, what) from None
             except BaseException:
                 await self.close()
                 raise
@@ -73,6 +84,18 @@ class TemplateProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+    def _check_penalty(self, source: str) -> None:
+        until, what = self._penalties.get(source, (0.0, ""))
+        if self._now() < until:
+            raise _limit_passed(what)
+        self._penalties.pop(source, None)
+
+    def _punished(self, source: str, what: str) -> ChatTemplateFailed:
+        while len(self._penalties) >= _MAX_PENALTIES:
+            del self._penalties[next(iter(self._penalties))]
+        self._penalties[source] = (self._now() + PENALTY_S, what)
+        return _limit_passed(what)
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
