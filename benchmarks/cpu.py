@@ -35,7 +35,7 @@ from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
 #: places for all three adapters, so that nothing rotates
 ENGINE_ARGS = (
     "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--max-loras", "4",
-    "--max-num-seqs", "16", "--max-model-len", "2048", "--drain-seconds", "3",
+    "--max-num-seqs", "16", "--max-model-len", "2048", "--drain-seconds", "3", "--device", "cpu",
 )  # fmt: skip
 REGISTRY_ARGS = ("--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
 NUM_STREAMS = 8

@@ -123,12 +123,12 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """Short commit id, with "-dirty" where tracked files differ from it; "unknown" outside git."""
+    """Short commit id, with "-dirty" where tracked files differ from it; BENCH_COMMIT outside git."""
     try:
         command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("BENCH_COMMIT", "unknown")
     return done.stdout.strip()
 
 
