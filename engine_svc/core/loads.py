@@ -69,7 +69,7 @@ class Loads:
 
     def _ask(self, now: float) -> None:
         books = self._books
-        for lane in list(books.absent.values()):
+        for lane in books.absent.values():
             if len(self._asked) + len(books.on_host) >= books.limits.max_wanted:
                 return
             if lane.digest in self._asked:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine_svc.core.books import Books
-from engine_svc.core.budget import Share, divide_budget, start_waiting
+from engine_svc.core.budget import divide_budget, start_waiting
 from engine_svc.core.loads import Loads
 from engine_svc.core.places import (
     begin_turn,
@@ -16,8 +17,7 @@ from engine_svc.core.places import (
 )
 from engine_svc.core.pressure import Claim, oldest_runnable
 from engine_svc.core.sequence import Sequence
-from engine_svc.core.start import pages_for, try_start
-from engine_svc.core.turns import Turn
+from engine_svc.core.start import try_start
 from engine_svc.types import (
     BASE_DIGEST,
     NO_SLOT,
@@ -28,13 +28,12 @@ from engine_svc.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One chunk of a launched step: what commit needs to know of it."""
+class Row(NamedTuple):
+    """One chunk of a launched step: its positions are written up to `end` when it has run, unless
+    the sequence lost its pages and is in a later `incarnation`."""
 
     sequence: Sequence
     incarnation: int
-    #: positions that are written when the step has run
     end: int
 
 
@@ -66,17 +65,17 @@ def plan_step(books: Books, loads: Loads, now: float, num_in_flight: int) -> Lau
     close_turns(books, now)
     loads.advance(now)
     grant_places(books, now)
-    shares = _share_step(books, now)
-    if not shares and not num_in_flight and books.requests:
+    chosen = _choose(books, now)
+    if not chosen and not num_in_flight and books.requests:
         _unlock(books, loads, now)
-        shares = _share_step(books, now)
-    end_unused_turns(books, {share.sequence.lane for share in shares}, now)
-    return _build(books, shares, num_in_flight, now) if shares else None
+        chosen = _choose(books, now)
+    end_unused_turns(books, {sequence.lane for sequence in chosen}, now)
+    return _build(books, chosen, num_in_flight, now) if chosen else None
 
 
-def _share_step(books: Books, now: float) -> list[Share]:
-    shares = divide_budget(books, now)
-    return shares + start_waiting(books, shares, now)
+def _choose(books: Books, now: float) -> list[Sequence]:
+    chosen = divide_budget(books, now)
+    return chosen + start_waiting(books, chosen, now)
 
 
 def _unlock(books: Books, loads: Loads, now: float) -> None:
@@ -95,11 +94,11 @@ def _unlock(books: Books, loads: Loads, now: float) -> None:
         begin_turn(books, lane, now)
 
 
-def _build(books: Books, shares: list[Share], run_ahead: int, now: float) -> LaunchedStep:
+def _build(books: Books, chosen: list[Sequence], run_ahead: int, now: float) -> LaunchedStep:
     """Rows grouped by slot, the base last; from here on the sequences are as if it had run."""
-    by_digest: dict[str, list[Share]] = {}
-    for share in shares:
-        by_digest.setdefault(share.sequence.lane.digest, []).append(share)
+    by_digest: dict[str, list[Sequence]] = {}
+    for sequence in chosen:
+        by_digest.setdefault(sequence.lane.digest, []).append(sequence)
     base = by_digest.pop(BASE_DIGEST, None)
     draft = _Draft()
     for digest, group in by_digest.items():
@@ -129,48 +128,50 @@ def _build(books: Books, shares: list[Share], run_ahead: int, now: float) -> Lau
     return LaunchedStep(plan, draft.rows, draft.by_seat, tuple(draft.segments))
 
 
-def _add_segment(books: Books, draft: _Draft, group: list[Share], slot: int, now: float) -> None:
-    turn = books.turns.get(group[0].sequence.lane.digest)
+def _add_segment(books: Books, draft: _Draft, group: list[Sequence], slot: int, now: float) -> None:
+    turn = books.turns.get(group[0].lane.digest)
     assert turn is not None
-    num_tokens = 0
-    for share in group:
-        sequence = share.sequence
+    page_size, num_tokens = books.limits.page_size, 0
+    for sequence in group:
         if sequence.live.waits is None:
             books.first_planned(sequence.live, now)
-        chunk = _chunk(sequence, share.num_tokens, slot, books.limits.page_size)
-        draft.chunks.append(chunk)
-        num_tokens += chunk.num_tokens
-        _charge(turn, sequence, chunk)
-        sequence.num_planned = chunk.start + chunk.num_tokens
+        chunk = _chunk(sequence, slot, page_size)
+        end = sequence.num_planned + sequence.share
+        num_tokens += sequence.share
+        if end > sequence.num_charged:
+            turn.service += _charge(sequence, end)
+        sequence.num_planned = end
         sequence.in_flight += 1
-        draft.rows.append(Row(sequence, sequence.incarnation, sequence.num_planned))
+        draft.chunks.append(chunk)
+        draft.rows.append(Row(sequence, sequence.incarnation, end))
         if chunk.sample_seats:
             sequence.num_pending += 1
             sequence.names_tokens = False
-            draft.by_seat[chunk.sample_seats[0]] = sequence
+            draft.by_seat[chunk.seat] = sequence
     draft.segments.append(num_tokens)
 
 
-def _chunk(sequence: Sequence, num_tokens: int, slot: int, page_size: int) -> Chunk:
-    start, end = sequence.num_planned, sequence.num_planned + num_tokens
+def _chunk(sequence: Sequence, slot: int, page_size: int) -> Chunk:
+    start, seats = sequence.num_planned, sequence.seats
+    end = start + sequence.share
     pages = sequence.page_tuple
     if pages is None:
         pages = sequence.page_tuple = tuple(sequence.page_ids)
-    num_pages = pages_for(end, page_size)
+    num_pages = -(-end // page_size)
     if num_pages != len(pages):
         pages = pages[:num_pages]
-    samples = end == sequence.num_total
     if not sequence.names_tokens:
-        return Chunk(sequence.seats[0], slot, start, 1, (), pages, sequence.seats)
+        return Chunk(seats[0], slot, start, 1, (), pages, seats)
+    samples = end == sequence.num_total
     top, following = _prompt_logprobs(sequence, end)
     return Chunk(
-        seat=sequence.seats[0],
+        seat=seats[0],
         slot=slot,
         start=start,
-        num_tokens=num_tokens,
+        num_tokens=sequence.share,
         token_ids=sequence.token_ids(start, end),
         page_ids=pages,
-        sample_seats=sequence.seats if samples else (),
+        sample_seats=seats if samples else (),
         prompt_logprobs=top,
         next_prompt_token=following,
     )
@@ -185,14 +186,11 @@ def _prompt_logprobs(sequence: Sequence, end: int) -> tuple[int | None, int]:
     return top, prompt[end] if end < len(prompt) else -1
 
 
-def _charge(turn: Turn, sequence: Sequence, chunk: Chunk) -> None:
-    """Service is prefill × 1 + decode × 2; what was computed before is free."""
-    end = chunk.start + chunk.num_tokens
-    new = end - max(sequence.num_charged, chunk.start)
-    if new > 0:
-        sequence.num_charged = end
-        prompt = len(sequence.live.request.prompt_token_ids)
-        turn.service += new + min(new, max(0, end - prompt))
+def _charge(sequence: Sequence, end: int) -> int:
+    """Service is prefill × 1 + decode × 2; what was computed or found before is free."""
+    new = end - max(sequence.num_charged, sequence.num_planned)
+    sequence.num_charged = end
+    return new + min(new, max(0, end - sequence.num_prompt))
 
 
 def _openings(sequence: Sequence) -> list[SeatOpening]:

@@ -75,19 +75,23 @@ class Sequence:
     suspended_s: float = 0.0
     #: `page_ids` as the runner takes it; rebuilt when pages come or go
     page_tuple: tuple[int, ...] | None = None
+    #: its tokens in the plan being made
+    share: int = 0
+    num_prompt: int = field(init=False)
     age: Age = field(init=False)
 
     def __post_init__(self) -> None:
+        self.num_prompt = len(self.live.request.prompt_token_ids)
         self.age = (self.live.order, self.choice)
 
     @property
     def num_known(self) -> int:
-        return len(self.live.request.prompt_token_ids) + len(self.output_ids)
+        return self.num_prompt + len(self.output_ids)
 
     @property
     def num_total(self) -> int:
         """Tokens, those in flight included."""
-        return len(self.live.request.prompt_token_ids) + len(self.output_ids) + self.num_pending
+        return self.num_prompt + len(self.output_ids) + self.num_pending
 
     @property
     def num_left(self) -> int:
@@ -156,6 +160,11 @@ class LiveRequest:
     @property
     def uses_prefix_index(self) -> bool:
         return self.request.sampling.prompt_logprobs is None
+
+    @property
+    def shares_pages(self) -> bool:
+        """Its choices may share a page that is not full."""
+        return len(self.sequences) > 1
 
     @property
     def finished(self) -> bool:

@@ -64,16 +64,19 @@ def take_pages(books: Books, sequence: Sequence, num_tokens: int) -> None:
 
 
 def num_pages_lacking(books: Books, sequence: Sequence, num_tokens: int) -> int:
-    end = pages_for(sequence.num_planned + num_tokens, books.limits.page_size)
-    return max(0, end - len(sequence.page_ids)) + needs_copy(books, sequence)
+    """Pages to take before its next `num_tokens` positions can be written."""
+    page_size, planned = books.limits.page_size, sequence.num_planned
+    lacking = -(-(planned + num_tokens) // page_size) - len(sequence.page_ids)
+    copied = sequence.live.shares_pages and needs_copy(books, sequence)
+    return max(0, lacking) + copied
 
 
 def needs_copy(books: Books, sequence: Sequence) -> bool:
     """The page of its next position is shared with another choice."""
-    position, page_size = sequence.num_planned, books.limits.page_size
-    if position % page_size == 0 or position // page_size >= len(sequence.page_ids):
+    index, offset = divmod(sequence.num_planned, books.limits.page_size)
+    if offset == 0 or index >= len(sequence.page_ids):
         return False
-    return books.memory.pool.refs(sequence.page_ids[position // page_size]) > 1
+    return books.memory.pool.refs(sequence.page_ids[index]) > 1
 
 
 def _share_prefix(books: Books, sequence: Sequence) -> int:

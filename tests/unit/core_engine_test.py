@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from engine_svc.types import FinishReason
-from tests.support.core_fakes import VOCABULARY
 from tests.support.core_world import World, adapter, limits
 
 AHEAD = pytest.mark.parametrize("run_ahead", [0, 1])
