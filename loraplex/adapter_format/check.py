@@ -181,4 +181,15 @@ def _check_tokenizer(
     if eos is None and tokens is not None:
         own = tokenizer_eos(files, tokens)
         eos = tuple(sorted({*known, own})) if own is not None else None
+    for token_id in eos or ():
+        if token_id >= base.spec.vocab_size:
+            raise AdapterRefused(
+                f"end-of-sequence id {token_id} is outside {base.name}'s vocabulary of "
+                f"{base.spec.vocab_size}",
+                reason="VOCABULARY_MISMATCH",
+                metadata={
+                    "field": "eos_token_id", "value": str(token_id),
+                    "limit": str(base.spec.vocab_size),
+                },
+            )  # fmt: skip
     return template, None if eos == known else eos

@@ -297,6 +297,21 @@ def test_unreadable_tokenizer_is_refused(tmp_path, text):
     assert refusal(folder).reason == "VOCABULARY_MISMATCH"
 
 
+def test_end_of_sequence_id_outside_the_vocabulary_is_refused(tmp_path):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 64}')
+    error = refusal(folder)
+    assert error.reason == "VOCABULARY_MISMATCH"
+    assert "64" in error.message
+
+
+@pytest.mark.parametrize("value", ['"2"', "-1", "[2, null]", "true"])
+def test_end_of_sequence_ids_of_odd_kinds_are_refused(tmp_path, value):
+    folder = write_adapter(tmp_path / "a")
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {value}}}')
+    assert refusal(folder).reason == "VOCABULARY_MISMATCH"
+
+
 def test_old_tokenizer_alone_cannot_be_compared(tmp_path):
     folder = write_adapter(tmp_path / "a")
     (folder / "tokenizer.model").write_bytes(b"x")

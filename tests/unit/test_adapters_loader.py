@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import threading
 import time
 from types import SimpleNamespace
@@ -162,6 +164,68 @@ def test_every_single_failing_read_is_retried_and_no_other_adapter_fails(make, f
     for name in ("a", "b", "c"):
         assert bench.load(name).tier == "store"
     assert len(bench.store.reads) == 4
+
+
+def test_read_that_breaks_off_after_any_chunk_leaves_nothing_behind(make):
+    bench = make(("a",), threads=1)
+    bench.store._chunk_bytes = 1024
+    size = max(len(blob) for blob in bench.store.blobs.values())
+    num_chunks = -(-size // 1024)
+    for chunk in range(num_chunks):
+        seen = []
+
+        def break_off(read, seen=seen, chunk=chunk):
+            seen.append(read)
+            if len(seen) == chunk + 1:
+                raise Unavailable("cut off", reason="BLOB_STORE_UNREACHABLE")
+
+        bench.store.on_chunk = break_off
+        ready = bench.load("a")
+        assert ready.tier == "store"
+        assert len(seen) == chunk + 1 + num_chunks
+        bench.loader.drop(ready.digest)
+        assert not list((bench.tmp_path / "disk" / "packed" / "v1").glob("tmp-*"))
+        assert bench.loader._residency.try_take(bench.region.num_bytes) is not None
+        shutil.rmtree(bench.tmp_path / "disk")
+        bench.restart()
+
+
+def test_random_core_gets_one_answer_for_each_want_and_only_right_bytes(make):
+    names = ("a", "b", "c", "d", "e", "f")
+    one = make().load("a").span.num_bytes
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    bench = make(names, region_bytes=3 * one, threads=3, max_adapters=3)
+    bench.store.fail_at = set(rng.sample(range(1, 200), 40))
+    bench.store.corrupt_at = set(rng.sample(range(1, 200), 20))
+    outstanding, held, answered = set(), {}, 0
+    wanted = 0
+    deadline = time.monotonic() + 2 * WAIT_S
+    while answered < 150:
+        assert time.monotonic() < deadline
+        name = rng.choice(names)
+        digest = bench.refs[name].digest
+        if digest not in held and len(held) + len(outstanding) < 3:
+            wanted += digest not in outstanding
+            outstanding.add(digest)
+            bench.want(name, rng.randrange(5))
+        for answer in bench.loader.poll():
+            assert answer.digest in outstanding
+            outstanding.remove(answer.digest)
+            answered += 1
+            if isinstance(answer, WeightsReady):
+                held[answer.digest] = answer
+            else:
+                bench.loader._failed.clear()
+        if held and rng.random() < 0.3:
+            gone = rng.choice(sorted(held))
+            assert bench.header(held[gone]).digest == gone
+            bench.loader.drop(gone)
+            del held[gone]
+        bench.loader.check_integrity()
+    wait_until(lambda: bench.loader.stats().waiting == 0)
+    assert answered + len(bench.loader.poll()) == wanted
 
 
 def test_store_that_stays_away_fails_that_want_after_the_stated_attempts(make):
