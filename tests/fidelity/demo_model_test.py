@@ -19,7 +19,7 @@ from tests.support.oracle import Comparison, Oracle, pack
 __all__ = ["demo_adapter_dirs", "demo_model_dir"]
 
 TOLERANCE = 1e-3
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, seed=0, temperature=0.0)
 
 
