@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from engine_svc.frontend.sampling import room_for_answer
 from engine_svc.frontend.text.chat_template import ChatTemplateFailed, Message
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.frontend.text.template_process import TemplateProcess
@@ -20,6 +21,8 @@ _INLINE_CHARACTERS = 2048
 #: More characters for each token of the context than this are refused before they are tokenized.
 _CHARACTERS_A_TOKEN = 256
 _ROLE_LIMIT = 64
+#: What a template adds around a message, about: many empty messages are a long chat too.
+_MESSAGE_CHARACTERS = 16
 
 T = TypeVar("T")
 
@@ -49,9 +52,10 @@ class PromptReader:
             self._check_size("prompt", len(request.prompt))
             return await self._encoded(request.prompt, special_tokens=True)
         if kind == "token_ids":
-            ids = tuple(request.token_ids.ids)
-            if not ids:
+            if not request.token_ids.ids:
                 raise prompt_empty("token_ids.ids", "at least one token id")
+            room_for_answer(len(request.token_ids.ids), self._text.context_tokens)
+            ids = tuple(request.token_ids.ids)
             self._text.tokenizer.check_ids(ids, "token_ids.ids")
             return Prompt(ids, "")
         if kind == "chat":
@@ -70,9 +74,11 @@ class PromptReader:
         return Prompt(token_ids, text)
 
     async def _rendered(self, chat: engine_pb2.ChatMessages, adapter: AdapterRef | None) -> str:
-        messages = _messages(chat)
-        size = sum(len(message["content"]) for message in messages)
+        size = _MESSAGE_CHARACTERS * len(chat.messages)
         self._check_size("chat", size)
+        size += sum(len(message.role) + len(message.content) for message in chat.messages)
+        self._check_size("chat", size)
+        messages = _messages(chat)
         opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
         if adapter is not None and adapter.chat_template is not None:
             return await self._templates.render(

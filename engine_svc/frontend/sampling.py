@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine_svc.types import SamplingParams
@@ -47,7 +47,7 @@ def resolve_sampling(
     grammar.
     """
     _refuse_grammar(params)
-    room = _room(num_prompt_tokens, context_tokens)
+    room = room_for_answer(num_prompt_tokens, context_tokens)
     max_tokens = _whole(params, "max_tokens", room, 1)
     sampling = SamplingParams(
         max_tokens=min(max_tokens, room),
@@ -79,8 +79,8 @@ def _refuse_grammar(params: engine_pb2.SamplingParams) -> None:
         )
 
 
-def _room(num_prompt_tokens: int, context_tokens: int) -> int:
-    """Tokens that the context leaves for the answer."""
+def room_for_answer(num_prompt_tokens: int, context_tokens: int) -> int:
+    """Tokens that the context leaves. Raises: InvalidArgument PROMPT_EMPTY, PROMPT_TOO_LONG."""
     if num_prompt_tokens == 0:
         raise InvalidArgument(
             "the prompt has no token; send at least one",
@@ -147,7 +147,10 @@ def _min_tokens(params: engine_pb2.SamplingParams, max_tokens: int, room: int) -
 
 
 def _stop_token_ids(params: engine_pb2.SamplingParams, vocab_size: int) -> tuple[int, ...]:
-    _check_ids("sampling.stop_token_ids", params.stop_token_ids, vocab_size)
+    field, ids = "sampling.stop_token_ids", params.stop_token_ids
+    if len(ids) > vocab_size:
+        raise SamplingInvalid(field, len(ids), f"at most {vocab_size} ids, the vocabulary's size")
+    _check_ids(field, ids, vocab_size)
     return tuple(dict.fromkeys(params.stop_token_ids))
 
 
@@ -170,12 +173,11 @@ def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
             raise SamplingInvalid(field, token_id, f"token ids in 0 … {vocab_size - 1}")
 
 
-def _stops(stops: Iterable[str]) -> tuple[str, ...]:
-    distinct = tuple(dict.fromkeys(stops))
-    for index, stop in enumerate(distinct):
+def _stops(stops: Sequence[str]) -> tuple[str, ...]:
+    if len(stops) > MAX_STOPS:
+        raise SamplingInvalid("sampling.stop", len(stops), f"at most {MAX_STOPS} strings")
+    for index, stop in enumerate(stops):
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             limit = f"1 … {MAX_STOP_CHARACTERS} characters"
             raise SamplingInvalid(f"sampling.stop[{index}]", stop, limit)
-    if len(distinct) > MAX_STOPS:
-        raise SamplingInvalid("sampling.stop", len(distinct), f"at most {MAX_STOPS} strings")
-    return distinct
+    return tuple(dict.fromkeys(stops))

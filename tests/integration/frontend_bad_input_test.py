@@ -52,7 +52,19 @@ REFUSED: list[tuple[str, dict[str, Any], str, dict[str, str]]] = [
         "endless chat",
         {"chat": chat(("user", "x" * 10000), ("user", "x" * 10000))},
         "FIELD_INVALID",
-        {"field": "characters of chat", "value": "20000"},
+        {"field": "characters of chat", "value": "20040"},
+    ),
+    (
+        "many empty messages",
+        {"chat": chat(*[("user", "")] * 1025)},
+        "FIELD_INVALID",
+        {"field": "characters of chat", "value": "16400"},
+    ),
+    (
+        "many ids",
+        {"token_ids": ids(*[-1] * 64)},
+        "PROMPT_TOO_LONG",
+        {"prompt_tokens": "64", "limit": "63"},
     ),
     (
         "id too large",
@@ -135,7 +147,7 @@ async def test_a_grammar_is_unimplemented_by_name(text: ModelText) -> None:
 
 async def test_an_adapters_endless_template_fails_its_chat_only(text: ModelText) -> None:
     names = name_map(
-        adapter("broken", chat_template="{{ raise_exception('system first') }}"),
+        adapter("broken", chat_template="{{ raise_exception('system first' + '!' * 90000) }}"),
         adapter("heavy", chat_template="{{ 'x' * 10**9 }}"),
     )
     async with running_frontend(text, names=names) as frontend:
@@ -143,6 +155,7 @@ async def test_an_adapters_endless_template_fails_its_chat_only(text: ModelText)
         heavy = await frontend.refusal(model="heavy", chat=chat(("user", "x")))
         assert await frontend.answer(model=BASE, prompt="x")
     assert "system first" in broken.message
+    assert len(broken.message) < 1000
     assert {broken.reason, heavy.reason} == {"CHAT_TEMPLATE_FAILED"}
 
 

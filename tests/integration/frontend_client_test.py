@@ -1,6 +1,7 @@
 """loraplex.client against a real server, and stubs that know nothing of our package."""
 
 import asyncio
+import importlib.util
 import subprocess
 import sys
 import textwrap
@@ -132,13 +133,12 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 STRANGER = """
     import sys
-    sys.path[:0] = [sys.argv[1]]
+    stubs, packages, address = sys.argv[1:]
+    sys.path[:0] = [stubs, packages]
     import grpc
     from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
-    assert engine_pb2.__file__.startswith(sys.argv[1]), engine_pb2.__file__
-    assert not hasattr(sys.modules["loraplex"], "__file__") or not sys.modules["loraplex"].__file__
-    options = [("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(sys.argv[2], options=options) as channel:
+    assert engine_pb2.__file__.startswith(stubs), engine_pb2.__file__
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = engine_pb2_grpc.EngineStub(channel)
         request = engine_pb2.GenerateRequest(model="sql-lora", prompt="one two three")
         for message in stub.Generate(request, timeout=20):
@@ -146,15 +146,23 @@ STRANGER = """
 """
 
 
+def link_packages(folder: Path, *names: str) -> Path:
+    """A folder with these installed packages and nothing else."""
+    folder.mkdir()
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        origin = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
+        (folder / origin.name).symlink_to(origin)
+    return folder
+
+
 async def test_stubs_made_from_protos_alone_can_stream(text: ModelText, tmp_path: Path) -> None:
-    protos = [str(path) for path in sorted((ROOT / "protos").rglob("*.proto"))]
-    generate = [
-        "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}",
-        f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}", *protos,
-    ]  # fmt: skip
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    packages = link_packages(tmp_path / "packages", "grpc", "google", "typing_extensions")
 
     async def run(*arguments: str) -> str:
-        # no PYTHONPATH, and a working directory where our package is not
         process = await asyncio.create_subprocess_exec(
             sys.executable, *arguments,
             cwd=tmp_path, env={}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -163,9 +171,15 @@ async def test_stubs_made_from_protos_alone_can_stream(text: ModelText, tmp_path
         assert process.returncode == 0, err.decode()
         return out.decode()
 
-    await run(*generate)
+    await run(
+        "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}",
+        f"--python_out={stubs}", f"--grpc_python_out={stubs}",
+        *(str(path) for path in sorted((ROOT / "protos").rglob("*.proto"))),
+    )  # fmt: skip
+    stranger = textwrap.dedent(STRANGER)
     async with running_frontend(text) as frontend:
-        out = await run("-c", textwrap.dedent(STRANGER), str(tmp_path), frontend.address)
+        # -S: no site-packages, so nothing of ours, installed or not
+        out = await run("-S", "-c", stranger, str(stubs), str(packages), frontend.address)
     kinds, texts = zip(*(line.split(" ", 1) for line in out.splitlines()), strict=True)
     assert "".join(texts) == "one two three"
     assert (kinds[0], kinds[1], *kinds[-2:]) == ("started", "delta", "finished", "summary")

@@ -114,6 +114,11 @@ def test_a_bad_entry_is_named(field: str, value: Any, named: str, limit: str) ->
     assert caught.value.metadata["limit"] == limit
 
 
+def test_more_stop_ids_than_the_vocabulary_has_are_refused() -> None:
+    with pytest.raises(SamplingInvalid, match=r"1001; must be at most 1000 ids"):
+        resolve(stop_token_ids=[5] * 1001)
+
+
 def test_too_many_biases_are_refused() -> None:
     with pytest.raises(SamplingInvalid, match=r"1025; must be at most 1024 entries"):
         resolve_sampling(

@@ -13,7 +13,7 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 import jinja2.ext
@@ -28,6 +28,8 @@ from loraplex.status import InvalidArgument
 TEMPLATE_LIMIT = 256 * 1024
 #: Characters of a rendered chat.
 OUTPUT_LIMIT = 16 * 2**20
+#: Characters of what a template raised that its caller is told: error trailers are small.
+_CAUSE_LIMIT = 500
 #: Special tokens that a template may name.
 _SPECIAL_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -146,5 +148,7 @@ def _strftime_now(format: str) -> str:
 
 
 def _failed(error: Exception) -> ChatTemplateFailed:
-    cause: dict[str, Any] = {"field": "chat", "cause": str(error)[:200]}
-    return ChatTemplateFailed(f"the chat template refused the messages: {error}", metadata=cause)
+    cause = str(error)[:_CAUSE_LIMIT]
+    return ChatTemplateFailed(
+        f"the chat template refused the messages: {cause}", metadata={"field": "chat"}
+    )
