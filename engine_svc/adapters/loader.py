@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -97,7 +97,8 @@ class Loader:
         self._jobs: dict[str, _Job] = {}
         self._residency = Residency(region, max_adapters)
         self._failed: OrderedDict[str, tuple[float, Failure]] = OrderedDict()
-        self._answers: deque[WeightsReady | WeightsFailed] = deque()
+        #: by digest, not polled yet
+        self._answers: dict[str, WeightsReady | WeightsFailed] = {}
         self._room_waiters: list[_Job] = []
         self._order = 0
         self._stopping = False
@@ -114,6 +115,8 @@ class Loader:
 
     def want(self, ref: AdapterRef, rank: int) -> None:
         with self._changed:
+            if ref.digest in self._answers:
+                return
             job = self._jobs.get(ref.digest)
             if job is not None:
                 job.rank, job.silent = rank, False
@@ -137,7 +140,7 @@ class Loader:
 
     def poll(self) -> tuple[WeightsReady | WeightsFailed, ...]:
         with self._changed:
-            answers = tuple(self._answers)
+            answers = tuple(self._answers.values())
             self._answers.clear()
             return answers
 
@@ -249,7 +252,7 @@ class Loader:
     # ---- under the lock
 
     def _answer(self, answer: WeightsReady | WeightsFailed) -> None:
-        self._answers.append(answer)
+        self._answers[answer.digest] = answer
         if self._on_answer is not None:
             self._on_answer()
 

@@ -143,6 +143,19 @@ def test_concurrent_wants_are_one_fetch_and_one_answer(make):
     assert bench.loader.poll() == ()
 
 
+def test_want_that_crosses_its_answer_is_not_answered_twice(make):
+    bench = make()
+    bench.want("a")
+    wait_until(lambda: bench.loader.stats().waiting == 0)
+    bench.want("a")
+    assert len(bench.loader.poll()) == 1
+    bench.store.blobs.clear()
+    bench.want("b")
+    wait_until(lambda: bench.loader.stats().waiting == 0)
+    bench.want("b")
+    assert len(bench.loader.poll()) == 1
+
+
 def test_lower_ranks_are_fetched_first_and_a_repeated_want_moves_one_up(make):
     bench = make(("a", "b", "c", "d"), threads=1)
     bench.store.gate.clear()
