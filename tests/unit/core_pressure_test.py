@@ -1,0 +1,71 @@
+"""Too few pages: who gives, who is spared, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.core_world import World, adapter, limits
+
+AHEAD = pytest.mark.parametrize("run_ahead", [0, 1])
+
+
+@AHEAD
+def test_a_preempted_sequence_comes_back_and_nothing_is_delivered_twice(run_ahead: int) -> None:
+    world = World(limits(num_pages=10, run_ahead=run_ahead, prefix_cache=False))
+    for _ in range(3):
+        world.submit(6, max_tokens=24)
+    world.run()
+    assert world.core.snapshot().preemptions > 0
+    assert all(len(h.tokens[0]) == 24 for h in world.heard.values())
+    reopened = [o for p in world.runner.plans for o in p.seat_openings if o.output_token_ids]
+    assert reopened, "nobody came back with its output"
+
+
+@AHEAD
+def test_the_oldest_sequence_is_never_preempted(run_ahead: int) -> None:
+    world = World(limits(num_pages=8, run_ahead=run_ahead, prefix_cache=False))
+    oldest = world.submit(6, max_tokens=20)
+    for _ in range(4):
+        world.submit(6, max_tokens=20)
+    world.run()
+    openings = [o for p in world.runner.plans for o in p.seat_openings]
+    mine = [o for o in openings if o.sampling.seed == oldest.request.sampling.seed]
+    assert len(mine) == 1
+    assert world.core.snapshot().preemptions > 0
+
+
+def test_recomputed_tokens_are_not_charged_again() -> None:
+    world = World(limits(num_pages=8, prefix_cache=False, quantum=10**6, turn_max_steps=10**6))
+    for _ in range(2):
+        world.submit(6, max_tokens=20)
+    most = 0
+    while world.core.num_live:
+        world.step()
+        most = max(most, *(flow.service for flow in world.core.snapshot().flows), 0)
+    computed = sum(c.num_tokens for plan in world.runner.plans for c in plan.chunks)
+    assert computed > 2 * 25, "nothing was recomputed"
+    assert most <= 2 * (6 + 2 * 19)
+
+
+@AHEAD
+def test_an_arena_that_holds_one_request_at_a_time_serves_them_all(run_ahead: int) -> None:
+    world = World(limits(num_pages=7, max_loras=2, run_ahead=run_ahead), adapter_pages=2)
+    heard = [world.submit(10, adapter(name), max_tokens=8) for name in "abcabc"]
+    heard += [world.submit(12, max_tokens=10, n=2)]
+    world.run()
+    assert all(h.ended and h.ended.failure is None for h in heard)
+
+
+def test_loads_take_paused_sequences_pages_when_the_ring_needs_them() -> None:
+    world = World(limits(num_pages=13, max_loras=1, prefix_cache=False), adapter_pages=4)
+    for _ in range(2):
+        world.submit(10, adapter("a"), max_tokens=12)
+    for _ in range(4):
+        world.step()
+    planned = world.submit(10, adapter("b"), max_tokens=12)
+    while planned.planned_s is None:
+        world.step()
+    snapshot = world.core.snapshot()
+    assert snapshot.preemptions == 1
+    assert snapshot.adapter_pages == 8
+    world.run()

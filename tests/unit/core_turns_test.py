@@ -1,0 +1,118 @@
+"""Places rotate: whoever asks is planned within a bound, whatever the others do."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from engine_svc.types import EngineLimits
+from tests.support.core_world import Heard, World, adapter, limits
+
+AHEAD = pytest.mark.parametrize("run_ahead", [0, 1])
+
+
+def wait_bound(engine_limits: EngineLimits, num_adapters: int) -> int:
+    """Steps from demand to first plan: ⌈k/M⌉ turns, and one more for a turn that was given away
+    while the adapter's bytes were being copied."""
+    turn = engine_limits.turn_max_steps + engine_limits.closing_steps + 6
+    return (math.ceil(num_adapters / engine_limits.max_loras) + 1) * turn
+
+
+@AHEAD
+@pytest.mark.parametrize("max_loras", [1, 2, 3])
+@pytest.mark.parametrize("num_adapters", [2, 5, 8])
+def test_every_adapter_is_planned_within_its_bound_under_adversarial_arrivals(
+    run_ahead: int, max_loras: int, num_adapters: int
+) -> None:
+    engine_limits = limits(
+        max_loras=max_loras, num_slots=max_loras + 1, num_pages=200, run_ahead=run_ahead,
+        max_num_seqs=6, max_num_batched_tokens=24,
+    )  # fmt: skip
+    world = World(engine_limits)
+    chance = random.Random(num_adapters * 10 + max_loras)
+    waiting: dict[str, tuple[Heard, int]] = {}
+    longest = 0
+    for step in range(600):
+        # all but one adapter flood; the last one asks now and then
+        for index in range(num_adapters - 1):
+            name = f"flood{index}"
+            if sum(h.ended is None for h in world.heard.values()) < 60:
+                world.submit(chance.randint(1, 12), adapter(name), max_tokens=40)
+        if "rare" not in waiting and chance.random() < 0.1:
+            waiting["rare"] = (world.submit(4, adapter("rare"), max_tokens=2), step)
+        world.step()
+        if "rare" in waiting:
+            heard, since = waiting["rare"]
+            longest = max(longest, step - since)
+            if heard.planned_s is not None:
+                del waiting["rare"]
+    assert longest <= wait_bound(engine_limits, num_adapters)
+    assert sum(h.ended is not None for h in world.heard.values()) > 10
+
+
+@AHEAD
+def test_the_base_is_planned_within_its_bound_while_adapters_hold_all_seats(
+    run_ahead: int,
+) -> None:
+    engine_limits = limits(num_pages=300, max_num_seqs=3, run_ahead=run_ahead)
+    world = World(engine_limits)
+    for _ in range(20):
+        world.submit(4, adapter("a"), max_tokens=50)
+        world.submit(4, adapter("b"), max_tokens=50)
+    for _ in range(5):
+        world.step()
+    heard = world.submit(4)
+    for _ in range(wait_bound(engine_limits, 3)):
+        world.step()
+    assert heard.planned_s is not None
+    world.run()
+
+
+def test_a_turn_that_nobody_waits_for_goes_on_past_its_quantum() -> None:
+    world = World(limits(quantum=1, turn_max_steps=1, closing_steps=0))
+    heard = world.submit(4, adapter("a"), max_tokens=50)
+    world.run()
+    assert heard.ended is not None
+    assert heard.ended.stats.paused_s == 0
+
+
+def test_a_closing_turn_takes_nobody_new_and_what_runs_may_end() -> None:
+    world = World(limits(max_loras=1, quantum=20, closing_steps=30, turn_max_steps=100))
+    first = world.submit(4, adapter("a"), max_tokens=25)
+    for _ in range(12):
+        world.step()
+    other = world.submit(4, adapter("b"), max_tokens=2)
+    for _ in range(3):
+        world.step()
+    late = world.submit(4, adapter("a"), max_tokens=2)
+    world.run()
+    assert first.ended is not None
+    assert first.ended.stats.paused_s == 0
+    assert other.planned_s is not None
+    assert late.planned_s is not None
+    assert other.planned_s < late.planned_s
+
+
+def test_a_paused_sequence_keeps_its_pages_and_computes_nothing_twice() -> None:
+    world = World(limits(max_loras=1, quantum=8, closing_steps=0))
+    for name in "ab":
+        world.submit(6, adapter(name), max_tokens=30)
+    world.run()
+    computed = sum(c.num_tokens for plan in world.runner.plans for c in plan.chunks)
+    assert computed == 2 * (6 + 30 - 1)
+    assert all(h.ended and h.ended.stats.paused_s > 0 for h in world.heard.values())
+
+
+def test_weight_stretches_a_turn() -> None:
+    served: dict[float, int] = {}
+    for weight in (1.0, 3.0):
+        world = World(limits(max_loras=1, quantum=10, closing_steps=0, turn_max_steps=100))
+        heavy = world.submit(4, adapter("heavy", weight), max_tokens=50)
+        world.submit(4, adapter("b"), max_tokens=50)
+        for _ in range(40):
+            world.step()
+        served[weight] = len(heavy.tokens[0])
+        world.run()
+    assert served[3.0] > served[1.0]
