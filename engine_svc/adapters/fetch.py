@@ -10,6 +10,7 @@ Only a blob that arrives damaged is fetched again here, once; `Loader` decides a
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from loraplex.adapter_format import (
 )
 from loraplex.blobs import BlobStore
 from loraplex.status import DataLoss, FailedPrecondition, ResourceExhausted
+
+log = logging.getLogger(__name__)
 
 #: of one blob whose bytes do not have its digest, before that is called data loss
 _DOWNLOADS = 2
@@ -81,8 +84,6 @@ class Fetcher:
     ) -> None:
         self._store, self._manifests, self._disk = store, manifests, disk
         self._base, self._layout, self._max_rank = base, layout, max_rank
-        #: why the last packed file was not kept on disk; "" when it was
-        self.disk_problem = ""
 
     def fetch(self, ref: AdapterRef, room: Room, is_wanted: Callable[[], bool]) -> Fetched:
         """Bring one adapter into `room`.
@@ -179,9 +180,8 @@ class Fetcher:
         """A full disk costs the next load a download, not this one its answer."""
         try:
             self._disk.write(key, view)
-            self.disk_problem = ""
         except ResourceExhausted as error:
-            self.disk_problem = error.message
+            log.warning("disk_cache.write_failed", extra={"key": key, "cause": error.message})
 
 
 def _weights_file(manifest: Manifest, ref: AdapterRef) -> ManifestFile:

@@ -216,14 +216,22 @@ class Loader:
 
     def _succeeded(self, job: _Job, fetched: Fetched) -> None:
         digest = job.ref.digest
+        load_s = self._clock() - job.wanted_s
         with self._changed:
             del self._jobs[digest]
             self._residency.add(digest, fetched, held=not job.silent)
             self._loads[fetched.tier] = self._loads.get(fetched.tier, 0) + 1
             if not job.silent:
-                load_s = self._clock() - job.wanted_s
                 self._answer(_ready(digest, fetched, fetched.tier, load_s))
             self._changed.notify_all()
+        log.info(
+            "adapter.loaded",
+            extra={
+                "adapter": job.ref.name, "version": job.ref.version, "digest": digest,
+                "tier": fetched.tier, "load_s": round(load_s, 4),
+                "num_bytes": fetched.span.num_bytes,
+            },
+        )  # fmt: skip
 
     def _failed_once(self, job: _Job, error: LoraplexError) -> None:
         retried = isinstance(error, Unavailable)

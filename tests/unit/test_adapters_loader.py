@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -378,6 +381,36 @@ def test_new_core_gets_no_answers_to_old_wants(make):
     assert bench.loader.stats().held_adapters == 0
     assert bench.load("a").tier == "host"
     assert bench.load("b").tier == "store"
+
+
+def test_full_disk_costs_the_next_load_a_download_and_this_one_nothing(make, monkeypatch, caplog):
+    bench = make()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert bench.load("a").tier == "store"
+    assert "disk_cache.write_failed" in caplog.text
+    bench.restart()
+    assert bench.load("a").tier == "store"
+
+
+def test_disk_too_full_for_the_download_fails_that_adapter_by_name(make, monkeypatch):
+    bench = make()
+    real = Path.open
+
+    def full(path, mode="r", *options, **more):
+        if mode == "xb":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, mode, *options, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    failed = bench.load("a")
+    assert (failed.failure.code, failed.failure.reason) == ("RESOURCE_EXHAUSTED", "DISK_FULL")
+    assert str(bench.tmp_path) in failed.failure.message
+    monkeypatch.undo()
+    wait_until(lambda: isinstance(bench.load("a"), WeightsReady))
 
 
 def test_stop_ends_a_download_that_crawls(make):
