@@ -9,6 +9,7 @@ A field in none of them passes only with an empty value, since nobody can say wh
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             continue
         if field in _REFUSED:
             if value and value != _REFUSED[field]:
-                raise _unsupported(field, value, f"only {_REFUSED[field]!r}")
+                raise _unsupported(field, value, f"only {json.dumps(_REFUSED[field])}")
         elif value:
             raise _unsupported(field, value, "absent; this option is not known")
 

@@ -32,8 +32,9 @@ def resolve_targets(
     Raises: AdapterRefused TARGET_UNSUPPORTED, OPTION_UNSUPPORTED, RANK_UNSUPPORTED,
     BASE_MODEL_MISMATCH, WEIGHTS_INVALID or CONFIG_INVALID, naming module or tensor.
     """
-    found, prefix = _sort_tensors(tensors, base)
     deadline = clock() + MATCH_BUDGET_S
+    _refuse_other_modules(options, "model")
+    found, prefix = _sort_tensors(tensors, base)
     _refuse_other_modules(options, prefix)
     _refuse_idle_names(options, base, prefix)
     targets: list[TargetSpec] = []
