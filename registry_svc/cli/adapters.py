@@ -21,9 +21,11 @@ from registry_svc.cli.output import (
     size,
     to_plain,
 )
+from registry_svc.names import check_name
 
 
 def register(args: argparse.Namespace) -> None:
+    check_name("NAME", args.name)
     request = pb.RegisterAdapterRequest(
         name=args.name,
         base_model=args.base_model,

@@ -20,9 +20,9 @@ from registry_svc.cli.output import (
     size,
     to_plain,
 )
+from registry_svc.facts import base_model_facts
 from registry_svc.messages import read_base_model
 from registry_svc.names import check_name
-from registry_svc.service.publish import base_model_facts
 
 
 def add(args: argparse.Namespace) -> None:

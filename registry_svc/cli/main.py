@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from loraplex.status import LoraplexError
-from registry_svc.cli import adapters, base_models, maintenance
+from registry_svc.cli import adapters, base_models
 from registry_svc.cli.output import print_json
 from registry_svc.settings import SettingInvalid
 
@@ -167,12 +167,25 @@ def _add_tenant_commands(commands: Any) -> None:
 
 
 def _add_maintenance_commands(commands: Any) -> None:
-    migrate = _command(commands, "migrate", maintenance.run_migrate, "bring a database up to date")
-    collect = _command(commands, "gc", maintenance.run_gc, "remove blobs that nothing refers to")
+    migrate = _command(commands, "migrate", _run_migrate, "bring a database up to date")
+    collect = _command(commands, "gc", _run_gc, "remove blobs that nothing refers to")
     for parser in (migrate, collect):
         parser.add_argument("--database-url", help="default: the server's")
     collect.add_argument("--blob-store", help="default: the server's")
     collect.add_argument("--s3-endpoint-url", help="default: the server's")
+
+
+def _run_migrate(args: argparse.Namespace) -> None:
+    # only these two need the database's libraries
+    from registry_svc.cli.maintenance import run_migrate
+
+    run_migrate(args)
+
+
+def _run_gc(args: argparse.Namespace) -> None:
+    from registry_svc.cli.maintenance import run_gc
+
+    run_gc(args)
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loraplex.adapter_format import BaseModelFacts, CheckedAdapter, check_adapter
-from loraplex.base_model import parse_config_json
+from loraplex.adapter_format import CheckedAdapter, check_adapter
 from loraplex.blobs import BlobStore
 from loraplex.status import DataLoss, FieldInvalid
 from registry_svc.database import Database
 from registry_svc.domain import Adapter, BaseModel, BlobState, Caller, StoredFile, Upload, Version
+from registry_svc.facts import base_model_facts
 from registry_svc.names import (
     check_base_alias,
     check_description,
@@ -198,17 +198,6 @@ def recalled(tx: Transaction, caller: Caller, request: PublishRequest) -> Publis
     assert adapter is not None, "adapters are never removed"
     assert version is not None, "versions are never removed"
     return Published(adapter, version, seen["created"], seen["notice"], tuple(seen["not_stored"]))
-
-
-def base_model_facts(base: BaseModel) -> BaseModelFacts:
-    return BaseModelFacts(
-        name=base.name,
-        aliases=base.aliases,
-        spec=parse_config_json(base.config_json),
-        vocabulary_digest=base.vocabulary_digest,
-        chat_template_digest=base.chat_template_digest,
-        eos_token_ids=base.eos_token_ids,
-    )
 
 
 def _check_request(request: PublishRequest) -> None:
