@@ -72,9 +72,9 @@ def read_folder(path: Path) -> AdapterFolder:
     if len(names) > MAX_ENTRIES:
         raise _refused("CONFIG_INVALID", str(path), f"more than {MAX_ENTRIES} entries")
     if CONFIG_FILE not in names:
-        raise _refused(
-            "CONFIG_INVALID", CONFIG_FILE, f"missing in {path}; is this a PEFT adapter folder?"
-        )
+        below = next((name for name in names if (path / name / CONFIG_FILE).is_file()), None)
+        hint = f"did you mean {path / below}?" if below else "is this a PEFT adapter folder?"
+        raise _refused("CONFIG_INVALID", CONFIG_FILE, f"missing in {path}; {hint}")
     if WEIGHTS_FILE not in names:
         raise _no_weights(names)
     if "tokenizer.json" not in names and any(name in names for name in _VOCABULARY_FILES):

@@ -329,6 +329,12 @@ def test_folder_without_configuration_names_the_file(tmp_path):
     assert "adapter_config.json" in error.message
 
 
+def test_folder_above_the_adapter_is_told_where_it_lies(tmp_path):
+    write_adapter(tmp_path / "run" / "checkpoint-100")
+    (tmp_path / "run" / "logs").mkdir()
+    assert "run/checkpoint-100?" in folder_refusal(tmp_path / "run").message
+
+
 @pytest.mark.parametrize("name", ["adapter_model.bin", "pytorch_model.bin", "adapter.pt"])
 def test_pickle_only_weights_are_refused_with_the_way_out(tmp_path, name):
     folder = write_adapter(tmp_path / "a")
