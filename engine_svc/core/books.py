@@ -133,6 +133,7 @@ class Books:
         """A plan has its first chunk: it waits no longer."""
         self._close_waits(live, self.lanes[live.digest], now)
         self._note_start(now)
+        live.cached_tokens = live.sequences[0].num_planned
         slot = self.memory.slots.get(live.digest)
         live.load_s = 0.0 if slot is None else slot.load_s
 

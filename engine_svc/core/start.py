@@ -40,9 +40,6 @@ def try_start(
         return Cause.PAGES
     books.start(sequence, now)
     take_pages(books, sequence, tokens)
-    if sequence.num_charged < num_cached:
-        sequence.live.cached_tokens += num_cached - sequence.num_charged
-        sequence.num_charged = num_cached
     return None
 
 

@@ -177,6 +177,7 @@ class World:
             for choice, tokens in heard.tokens.items()
         )
         assert stats.completion_tokens == kept
+        assert 0 <= stats.cached_tokens < max(1, stats.prompt_tokens)
         if heard.admitted:
             until = self.clock.now() if heard.planned_s is None else heard.planned_s
             assert math.isclose(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine_svc.core.pressure import Claim, make_room
 from tests.support.core_world import World, adapter, limits
 
 AHEAD = pytest.mark.parametrize("run_ahead", [0, 1])
@@ -68,4 +69,25 @@ def test_loads_take_paused_sequences_pages_when_the_ring_needs_them() -> None:
     snapshot = world.core.snapshot()
     assert snapshot.preemptions == 1
     assert snapshot.adapter_pages == 8
+    world.run()
+
+
+def test_a_sequence_that_has_not_advanced_since_it_got_its_pages_keeps_them() -> None:
+    world = World(limits(num_pages=12, prefix_cache=False))
+    oldest, victim, asking = (world.submit(12, max_tokens=30) for _ in range(3))
+    for _ in range(3):
+        world.step()
+    books = world.core._books
+    held = books.requests[victim.request.request_id].sequences[0]
+    first = books.requests[oldest.request.request_id].sequences[0]
+    wants = books.requests[asking.request.request_id].sequences[0]
+    assert held.page_ids
+    lacking = books.memory.num_room + 1
+    held.furthest = held.num_planned
+    assert not make_room(books, lacking, wants, Claim.TURN, world.clock.now())
+    assert held.page_ids
+    held.furthest = 0
+    assert make_room(books, lacking, wants, Claim.TURN, world.clock.now())
+    assert not held.page_ids
+    assert first.page_ids
     world.run()
