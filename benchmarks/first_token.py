@@ -39,7 +39,6 @@ def first_text_s(copy: Path) -> float:
     process = subprocess.Popen(
         [sys.executable, "-u", "examples/demo.py", "--max-tokens", "16"], cwd=copy,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(copy)},
     )  # fmt: skip
     first, lines = 0.0, []
     try:

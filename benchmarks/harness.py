@@ -123,7 +123,7 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """Short commit id, with "-dirty" where tracked files differ from it; BENCH_COMMIT outside git."""
+    """Short id, with "-dirty" where tracked files differ; outside git what BENCH_COMMIT says."""
     try:
         command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
