@@ -62,7 +62,13 @@ def _divide_among_prompts(
 
 def _give_pages(books: Books, chosen: list[Sequence], now: float) -> list[Sequence]:
     """Pages for all shares; whoever gets none in this step stays as it is."""
-    needy = [sequence for sequence in chosen if num_pages_lacking(books, sequence, sequence.share)]
+    page_size = books.limits.page_size
+    needy = [
+        sequence
+        for sequence in chosen
+        if sequence.num_planned + sequence.share > len(sequence.page_ids) * page_size
+        or (sequence.live.shares_pages and needs_copy(books, sequence))
+    ]
     if not needy:
         return chosen
     needy.sort(key=lambda sequence: sequence.age)

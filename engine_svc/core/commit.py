@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_svc.core import failures
 from engine_svc.core.books import Books
-from engine_svc.core.planner import LaunchedStep, Row
+from engine_svc.core.planner import LaunchedStep
 from engine_svc.core.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.types import FinishReason, PromptLogprobs, Sample, StepResult
 
@@ -15,14 +15,14 @@ def commit_step(books: Books, launched: LaunchedStep, result: StepResult, now: f
     assert result.step == plan.step, f"step {result.step} came back, {plan.step} is next"
     assert {s.seat for s in result.samples} == launched.by_seat.keys(), "samples and seats differ"
     books.memory.pool.committed_step = plan.step
-    for row in launched.rows:
-        row.sequence.in_flight -= 1
+    for sequence, _, _ in launched.rows:
+        sequence.in_flight -= 1
     for part in result.prompt_logprobs:
         _take_prompt_logprobs(launched, part)
     broken = {launched.by_seat[s.seat] for s in result.samples if s.token_id < 0}
-    for row in launched.rows:
-        if row.sequence not in broken:
-            _remember_pages(books, row)
+    for sequence, incarnation, end in launched.rows:
+        if incarnation == sequence.incarnation and sequence not in broken:
+            _remember_pages(books, sequence, end)
     for sample in result.samples:
         _take_sample(books, launched.by_seat[sample.seat], sample, now)
     _let_leave(books)
@@ -75,22 +75,21 @@ def _end_of(sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int
 def _take_prompt_logprobs(launched: LaunchedStep, part: PromptLogprobs) -> None:
     """Entries by position from 1 on; positions computed again after a preemption are skipped."""
     seats = [chunk.seat for chunk in launched.plan.chunks]
-    live = launched.rows[seats.index(part.seat)].sequence.live
+    live = launched.rows[seats.index(part.seat)][0].live
     for position, token in enumerate(part.tokens, part.first_position):
         if position == len(live.prompt_logprobs) + 1:
             live.prompt_logprobs.append(token)
 
 
-def _remember_pages(books: Books, row: Row) -> None:
+def _remember_pages(books: Books, sequence: Sequence, end: int) -> None:
     """Full pages of known tokens go into the prefix index."""
-    sequence = row.sequence
-    if row.incarnation != sequence.incarnation:
+    page_size = books.limits.page_size
+    num_full = min(end, sequence.num_known) // page_size
+    if num_full <= sequence.num_indexed or not books.limits.prefix_cache:
         return
-    sequence.num_committed = row.end
-    live, page_size = sequence.live, books.limits.page_size
-    if not live.uses_prefix_index or not books.limits.prefix_cache:
+    live = sequence.live
+    if not live.uses_prefix_index:
         return
-    num_full = min(row.end, sequence.num_known) // page_size
     while sequence.index_open and sequence.num_indexed < num_full:
         index = sequence.num_indexed
         tokens = sequence.token_ids(index * page_size, (index + 1) * page_size)

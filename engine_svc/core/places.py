@@ -6,6 +6,8 @@ first that lacks seats or pages stops the round: what comes free is kept for it.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from engine_svc.core.books import Books
 from engine_svc.core.lane import Lane
 from engine_svc.core.pressure import Claim
@@ -72,7 +74,7 @@ def begin_turn(books: Books, lane: Lane, now: float) -> Turn:
     return books.turns.begin(lane, books.next_step)
 
 
-def end_unused_turns(books: Books, lanes_in_plan: set[Lane], now: float) -> None:
+def end_unused_turns(books: Books, lanes_in_plan: Container[Lane], now: float) -> None:
     """A turn of which the step runs nothing is over."""
     for turn in books.turns:
         if turn.lane not in lanes_in_plan:

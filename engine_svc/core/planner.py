@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from engine_svc.core.books import Books
 from engine_svc.core.budget import divide_budget, start_waiting
+from engine_svc.core.lane import Lane
 from engine_svc.core.loads import Loads
 from engine_svc.core.places import (
     begin_turn,
@@ -19,7 +19,6 @@ from engine_svc.core.pressure import Claim, oldest_runnable
 from engine_svc.core.sequence import Sequence
 from engine_svc.core.start import try_start
 from engine_svc.types import (
-    BASE_DIGEST,
     NO_SLOT,
     Chunk,
     SeatOpening,
@@ -27,14 +26,9 @@ from engine_svc.types import (
     StepPlan,
 )
 
-
-class Row(NamedTuple):
-    """One chunk of a launched step: its positions are written up to `end` when it has run, unless
-    the sequence lost its pages and is in a later `incarnation`."""
-
-    sequence: Sequence
-    incarnation: int
-    end: int
+#: What commit needs of a chunk: the sequence, its incarnation, and the end of the positions that
+#: are written when the step has run, unless the sequence is in a later incarnation by then.
+Row = tuple[Sequence, int, int]
 
 
 @dataclass(slots=True)
@@ -69,8 +63,9 @@ def plan_step(books: Books, loads: Loads, now: float, num_in_flight: int) -> Lau
     if not chosen and not num_in_flight and books.requests:
         _unlock(books, loads, now)
         chosen = _choose(books, now)
-    end_unused_turns(books, {sequence.lane for sequence in chosen}, now)
-    return _build(books, chosen, num_in_flight, now) if chosen else None
+    by_lane = _group(chosen)
+    end_unused_turns(books, by_lane, now)
+    return _build(books, by_lane, num_in_flight, now) if chosen else None
 
 
 def _choose(books: Books, now: float) -> list[Sequence]:
@@ -94,21 +89,33 @@ def _unlock(books: Books, loads: Loads, now: float) -> None:
         begin_turn(books, lane, now)
 
 
-def _build(books: Books, chosen: list[Sequence], run_ahead: int, now: float) -> LaunchedStep:
-    """Rows grouped by slot, the base last; from here on the sequences are as if it had run."""
-    by_digest: dict[str, list[Sequence]] = {}
+def _group(chosen: list[Sequence]) -> dict[Lane, list[Sequence]]:
+    by_lane: dict[Lane, list[Sequence]] = {}
     for sequence in chosen:
-        by_digest.setdefault(sequence.lane.digest, []).append(sequence)
-    base = by_digest.pop(BASE_DIGEST, None)
+        group = by_lane.get(sequence.lane)
+        if group is None:
+            group = by_lane[sequence.lane] = []
+        group.append(sequence)
+    return by_lane
+
+
+def _build(
+    books: Books, by_lane: dict[Lane, list[Sequence]], run_ahead: int, now: float
+) -> LaunchedStep:
+    """Rows grouped by slot, the base last; from here on the sequences are as if it had run."""
+    base: list[Sequence] = []
     draft = _Draft()
-    for digest, group in by_digest.items():
-        slot = books.memory.slots.ready(digest)
-        assert slot is not None, f"{digest} holds a place without a slot"
+    for lane, group in by_lane.items():
+        if lane.is_base:
+            base = group
+            continue
+        slot = books.memory.slots.ready(lane.digest)
+        assert slot is not None, f"{lane.digest} holds a place without a slot"
         if not slot.bound:
             slot.bound = True
-            draft.bindings.append(SlotBinding(slot.index, digest, slot.page_ids))
+            draft.bindings.append(SlotBinding(slot.index, lane.digest, slot.page_ids))
         _add_segment(books, draft, group, slot.index, now)
-    if base is not None:
+    if base:
         _add_segment(books, draft, base, NO_SLOT, now)
     openings = [o for sequence in books.opened if sequence.seats for o in _openings(sequence)]
     _fork_prompts(books, draft)
@@ -143,7 +150,7 @@ def _add_segment(books: Books, draft: _Draft, group: list[Sequence], slot: int, 
         sequence.num_planned = end
         sequence.in_flight += 1
         draft.chunks.append(chunk)
-        draft.rows.append(Row(sequence, sequence.incarnation, end))
+        draft.rows.append((sequence, sequence.incarnation, end))
         if chunk.sample_seats:
             sequence.num_pending += 1
             sequence.names_tokens = False
@@ -188,9 +195,13 @@ def _prompt_logprobs(sequence: Sequence, end: int) -> tuple[int | None, int]:
 
 def _charge(sequence: Sequence, end: int) -> int:
     """Service is prefill × 1 + decode × 2; what was computed or found before is free."""
-    new = end - max(sequence.num_charged, sequence.num_planned)
+    start = sequence.num_planned
+    if sequence.num_charged > start:
+        start = sequence.num_charged
+    new = end - start
     sequence.num_charged = end
-    return new + min(new, max(0, end - sequence.num_prompt))
+    decoded = end - max(start, sequence.num_prompt)
+    return new + decoded if decoded > 0 else new
 
 
 def _openings(sequence: Sequence) -> list[SeatOpening]:
@@ -210,12 +221,11 @@ def _openings(sequence: Sequence) -> list[SeatOpening]:
 
 def _fork_prompts(books: Books, draft: _Draft) -> None:
     """Prompts whose last chunk is in the plan: every choice samples from it."""
-    for row in list(draft.rows):
-        lead = row.sequence
+    for lead, _, _ in list(draft.rows):
         if lead.live.forked or not lead.num_pending:
             continue
         for sequence in books.fork(lead)[1:]:
             sequence.num_pending = sequence.in_flight = 1
             sequence.names_tokens = False
-            draft.rows.append(Row(sequence, sequence.incarnation, sequence.num_planned))
+            draft.rows.append((sequence, sequence.incarnation, sequence.num_planned))
             draft.by_seat[sequence.seats[0]] = sequence

@@ -53,8 +53,6 @@ class Sequence:
     seats: tuple[int, ...] = ()
     #: positions whose KV is written once all launched steps (and the one being planned) ran
     num_planned: int = 0
-    #: positions whose KV is written and whose tokens are known
-    num_committed: int = 0
     #: sampled tokens that are still in flight
     num_pending: int = 0
     #: launched steps that have not been committed
@@ -124,7 +122,7 @@ class Sequence:
         self.furthest = max(self.furthest, self.num_planned)
         self.page_ids = []
         self.page_tuple = self.page_copy = None
-        self.num_planned = self.num_committed = self.num_indexed = 0
+        self.num_planned = self.num_indexed = 0
         self.index_node, self.index_open = None, True
         self.incarnation += 1
 

@@ -85,7 +85,7 @@ def _share_prefix(books: Books, sequence: Sequence) -> int:
     sequence.page_ids = [node.page for node in nodes]
     sequence.page_tuple = None
     cached = len(nodes) * books.limits.page_size
-    sequence.num_planned = sequence.num_committed = cached
+    sequence.num_planned = cached
     sequence.num_indexed = len(nodes)
     sequence.index_node = nodes[-1] if nodes else None
     return cached
