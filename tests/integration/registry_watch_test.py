@@ -53,14 +53,16 @@ def test_concurrent_writers_never_show_a_gap_that_later_fills(
 
     def read(_: int) -> list[int]:
         seen: list[int] = []
-        while not done.is_set() or len(seen) < WRITERS * WRITES:
+        while True:
+            last = done.is_set()
             position = seen[-1] if seen else 0
             events, revision = database.read(
                 lambda tx, position=position: (tx.events.after(position, 500), tx.events.revision())
             )
             seen += [event.revision for event in events]
             assert (seen[-1] if seen else 0) == revision, "all up to the revision is there"
-        return seen
+            if last:
+                return seen
 
     with ThreadPoolExecutor(WRITERS + 2) as pool:
         readers = [pool.submit(read, number) for number in range(2)]
