@@ -25,7 +25,7 @@ from registry_svc.metrics import Metrics
 from registry_svc.repository.transaction import Transaction
 from registry_svc.service.adapters import Adapters
 from registry_svc.service.base_models import BaseModels
-from registry_svc.service.collector import Collector
+from registry_svc.service.collector import PARTIAL_AGE_S, Collector
 from registry_svc.service.publish import Publisher
 from registry_svc.service.tenants import Tenants
 from registry_svc.service.uploads import Uploads
@@ -98,7 +98,7 @@ class RegistryServer:
         settings = self._settings
         ttl = dt.timedelta(seconds=settings.upload_ttl_seconds)
         uploads = Uploads(self._database, store, settings.max_adapter_bytes, ttl)
-        publisher = Publisher(
+        self._publisher = Publisher(
             database=self._database,
             store=store,
             uploads=uploads,
@@ -111,7 +111,7 @@ class RegistryServer:
             base_models=BaseModels(self._database),
             adapters=self._adapters,
             uploads=uploads,
-            publisher=publisher,
+            publisher=self._publisher,
             tenants=Tenants(self._database),
             watch=self._hub,
         )
@@ -177,7 +177,13 @@ class RegistryServer:
 
     def _collect(self) -> None:
         done = self._collector.collect()
-        fields = {"blobs": done.blobs, "uploads": done.uploads, "partial": done.partial}
+        scratch = self._publisher.discard_scratch(PARTIAL_AGE_S)
+        fields = {
+            "blobs": done.blobs,
+            "uploads": done.uploads,
+            "partial": done.partial,
+            "scratch": scratch,
+        }
         LOG.info("blobs.collected", extra={"fields": fields})
 
 

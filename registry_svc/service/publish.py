@@ -8,9 +8,13 @@ source URI ┘   (scratch)        (fail closed)            └─ next number, c
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from loraplex.adapter_format import CheckedAdapter, check_adapter
@@ -30,9 +34,11 @@ from registry_svc.repository.transaction import Transaction
 from registry_svc.service.commit import CommitPlan, Published, check_publishable, commit
 from registry_svc.service.lookup import known_base_model
 from registry_svc.service.uploads import Uploads, live_upload
-from registry_svc.sources import Sources, Staged, copy_file, disk_errors
+from registry_svc.sources import Sources, Staged, disk_errors
 
 METHOD = "RegisterAdapter"
+#: Beginning of the names of scratch folders.
+SCRATCH = "loraplex-publish-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Publisher:
         if isinstance(base, Published):
             return base
         self.scratch_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="publish-", dir=self.scratch_dir) as scratch:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.scratch_dir) as scratch:
             staged, upload = self._stage(caller, request, Path(scratch))
             checked = check_adapter(
                 staged.files,
@@ -100,6 +106,17 @@ class Publisher:
                 raise DataLoss(f"upload {upload.id}: stored blobs are not what was announced")
         return self._commit(caller, request, base, upload, checked, staged.not_stored)
 
+    def discard_scratch(self, age_s: float) -> int:
+        """Remove what publishes of a registry that was killed left. Returns: how many folders."""
+        old = [
+            folder
+            for folder in self.scratch_dir.glob(f"{SCRATCH}*")
+            if time.time() - folder.stat().st_mtime >= age_s
+        ]
+        for folder in old:
+            shutil.rmtree(folder, ignore_errors=True)
+        return len(old)
+
     def _stage(
         self, caller: Caller, request: PublishRequest, scratch: Path
     ) -> tuple[Staged, Upload | None]:
@@ -107,13 +124,34 @@ class Publisher:
             return self.sources.stage(request.source_uri, scratch, self.max_adapter_bytes), None
         upload = self._complete_upload(caller, request.upload_id)
         with disk_errors(scratch):
-            copies = {
-                file.name: copy_file(
-                    self.store.chunks(file.sha256), scratch / file.name, file.size_bytes
-                )
-                for file in upload.files
-            }
+            copies = {file.name: self._fetch(file, scratch / file.name) for file in upload.files}
         return Staged(copies), upload
+
+    def _fetch(self, file: StoredFile, target: Path) -> Path:
+        """Copy a stored blob. One that is gone or damaged is asked for again at the next upload.
+
+        Raises: DataLoss DIGEST_MISMATCH.
+        """
+        digest = hashlib.sha256()
+        try:
+            with target.open("wb") as out:
+                for piece in self.store.chunks(file.sha256):
+                    digest.update(piece)
+                    out.write(piece)
+            if digest.hexdigest() != file.sha256:
+                raise DataLoss(
+                    f"the stored blob of {file.name} is damaged; publish again",
+                    metadata={"sha256": file.sha256},
+                )
+        except DataLoss:
+            self.database.write(partial(self._distrust, sha256=file.sha256))
+            raise
+        return target
+
+    def _distrust(self, tx: Transaction, sha256: str) -> None:
+        if tx.blobs.lock_state(sha256) is BlobState.STORED:
+            self.store.delete(sha256)
+            tx.blobs.set_state(sha256, BlobState.UPLOADING)
 
     def _complete_upload(self, caller: Caller, upload_id: str) -> Upload:
         """The upload, renewed, when every blob of it was sent."""

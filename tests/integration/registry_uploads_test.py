@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +22,8 @@ from tests.support.registry_service import (
     file_messages,
     header_message,
     read_files,
+    running_registry,
+    sqlite_url,
 )
 from tests.support.tiny_adapters import BASE_NAME
 
@@ -143,6 +146,50 @@ def test_collection_spares_live_uploads_and_versions_and_takes_the_rest(
     again = registry.publish("sql", registry.adapter(1))
     assert again.version.version == 1
     assert all(registry.store.contains(sha256) for sha256 in in_use)
+
+
+def test_a_blob_that_was_lost_is_asked_for_again(registry: Registry) -> None:
+    registry.add_base()
+    folder = registry.adapter(1)
+    weights = digest(read_files(folder)["adapter_model.safetensors"])
+    registry.upload(read_files(folder))
+    registry.store.delete(weights)
+    with pytest.raises(LoraplexError) as caught:
+        registry.publish("sql", folder)
+    assert (caught.value.code.name, caught.value.reason) == ("DATA_LOSS", "DIGEST_MISMATCH")
+    assert registry.publish("sql", folder).created
+    assert registry.store.contains(weights)
+
+
+def test_a_damaged_blob_is_never_published(tmp_path: Path) -> None:
+    store = (tmp_path / "blobs").as_uri()
+    with running_registry(tmp_path, sqlite_url(tmp_path), store) as registry:
+        registry.add_base()
+        folder = registry.adapter(1)
+        registry.upload(read_files(folder))
+        weights = digest(read_files(folder)["adapter_model.safetensors"])
+        blob = tmp_path / "blobs" / "sha256" / weights[:2] / weights
+        content = blob.read_bytes()
+        for damaged in (content[:-1], content[:-1] + b"?"):
+            blob.write_bytes(damaged)
+            with pytest.raises(LoraplexError) as caught:
+                registry.publish("sql", folder)
+            assert caught.value.reason == "DIGEST_MISMATCH"
+            registry.upload(read_files(folder))
+        assert registry.publish("sql", folder).created
+
+
+def test_scratch_of_a_killed_registry_is_discarded_by_age(tmp_path: Path) -> None:
+    with running_registry(
+        tmp_path, sqlite_url(tmp_path), (tmp_path / "blobs").as_uri()
+    ) as registry:
+        left = tmp_path / "scratch" / "loraplex-publish-x"
+        left.mkdir(parents=True)
+        (left / "adapter_model.safetensors").write_bytes(b"x")
+        publisher = registry.server._publisher
+        assert publisher.discard_scratch(3600) == 0
+        assert publisher.discard_scratch(0) == 1
+        assert not left.exists()
 
 
 def test_an_expired_upload_cannot_be_registered(registry: Registry) -> None:
