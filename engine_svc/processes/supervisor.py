@@ -152,7 +152,7 @@ class Supervisor:
             case ChildNotReady(cause):
                 child.ready = False
                 self._log.warning("process.waiting", name=child.name, cause=cause)
-            case ChildFailed(text, fatal) if fatal:
+            case ChildFailed(text, fatal) if fatal and not child.was_ready:
                 self._failure = text
             case PeerStalled(index, pid):
                 self._kill_stalled(index, pid)

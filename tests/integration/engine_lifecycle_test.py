@@ -31,6 +31,15 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
+@pytest.fixture(scope="module")
+def quiet(registry: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """An engine for tests that only look at it."""
+    with Stack(tmp_path_factory.mktemp("quiet")) as stack:
+        stack.registry_address = registry.registry_address
+        stack.start_engine("--enable-prefix-caching", "false", "--frontends", "2")
+        yield stack
+
+
 def run_engine(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "engine_svc.main", *args], cwd=ROOT, capture_output=True,
@@ -114,29 +123,42 @@ def ending(call: Iterator[object]) -> grpc.RpcError | None:
     return None
 
 
-def test_kv_pages_come_back_when_a_stream_is_cancelled(registry: Stack) -> None:
-    registry.start_engine("--enable-prefix-caching", "false")
-    assert registry.engine is not None
-    call = registry.stream(TINY_NAME, prompt="x" * 500, max_tokens=500)
+def test_kv_pages_come_back_when_a_stream_is_cancelled(quiet: Stack) -> None:
+    call = quiet.stream(TINY_NAME, prompt="x" * 500, max_tokens=500)
     next(call)
-    assert registry.state().memory.kv_bytes > 0
+    assert eventually(lambda: quiet.state().memory.kv_bytes) > 0
     call.cancel()  # type: ignore[attr-defined]
     assert error_of(call).code() is grpc.StatusCode.CANCELLED
-    eventually(lambda: registry.state().memory.kv_bytes == 0)
-    assert registry.engine.terminate() == 0
+    eventually(lambda: quiet.state().memory.kv_bytes == 0)
 
 
-def test_an_idle_engine_uses_next_to_no_cpu(registry: Stack) -> None:
-    registry.start_engine()
-    engine = registry.engine
-    assert engine is not None
-    registry.generate(TINY_NAME)
-    (core,) = (psutil.Process(pid) for pid in engine.children("core"))
+def test_an_idle_engine_uses_next_to_no_cpu(quiet: Stack) -> None:
+    assert quiet.engine is not None
+    quiet.generate(TINY_NAME)
+    (core,) = (psutil.Process(pid) for pid in quiet.engine.children("core"))
     before = core.cpu_times()
     assert core.cpu_percent(interval=1.0) < 5.0
     after = core.cpu_times()
     assert after.user - before.user < 0.1
-    assert engine.terminate() == 0
+
+
+def test_only_the_core_loads_torch_and_an_idle_engine_is_small(quiet: Stack) -> None:
+    engine = quiet.engine
+    assert engine is not None
+    pids = {"supervisor": [engine.pid]}
+    pids |= {role: engine.children(role) for role in ("core", "loader", "frontend")}
+    with_torch = {
+        role
+        for role, of_role in pids.items()
+        for pid in of_role
+        if "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    }
+    assert with_torch == {"core"}
+    pss = sum(
+        psutil.Process(pid).memory_full_info().pss for of_role in pids.values() for pid in of_role
+    )
+    # 700 MiB for the idle stack, of which a registry takes about 100; this is without weights
+    assert pss - quiet.state().memory.weights_bytes < 600 * 2**20
 
 
 def test_engine_waits_for_a_registry_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -13,12 +13,28 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine_svc.core.report import StepReport
+from engine_svc.core.waits import Cause
 from engine_svc.frontend.observer import RequestRecord
 from engine_svc.metrics import METRICS, OTHER, AdapterNames, MetricSet
-from engine_svc.observing import LoadMetrics, RequestMetrics
+from engine_svc.observing import LoadMetrics, RequestMetrics, StepMetrics
 from engine_svc.processes.metrics_server import MetricsServer
 from engine_svc.settings import SettingInvalid
-from engine_svc.types import Failure, HostSpan, RequestStats, Waits, WeightsFailed, WeightsReady
+from engine_svc.types import (
+    AdapterRef,
+    CoreSnapshot,
+    Failure,
+    FlowKey,
+    FlowSnapshot,
+    HostSpan,
+    MemorySnapshot,
+    RequestStats,
+    ResidentAdapter,
+    ServiceClass,
+    Waits,
+    WeightsFailed,
+    WeightsReady,
+)
 
 
 def values(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
@@ -78,6 +94,52 @@ def test_loads_are_observed_by_tier_and_failures_by_reason() -> None:
     assert seen["loraplex_adapter_load_seconds_sum", "a", "disk"] == 0.5
     assert seen["loraplex_adapter_load_failures_total", "b", "DIGEST_MISMATCH"] == 1
     assert seen["loraplex_registry_revision",] == 9
+
+
+def test_steps_are_observed_and_the_state_shown_when_the_core_falls_idle() -> None:
+    registry = CollectorRegistry()
+    ref = AdapterRef("sql-lora", 1, "sha256:d")
+    flow = FlowKey(ServiceClass.INTERACTIVE, "default", ref.digest)
+    base = FlowKey(ServiceClass.INTERACTIVE, "default", "")
+    states = [
+        CoreSnapshot(
+            memory=MemorySnapshot(kv_bytes=7, free_bytes=3),
+            residents=(ResidentAdapter(ref, "slot", 40),),
+            flows=(
+                FlowSnapshot(flow, ref, virtual_counter=4.0, waited_s=0.5),
+                FlowSnapshot(base, virtual_counter=10.0),
+            ),
+        ),
+        CoreSnapshot(),
+    ]
+    metrics = StepMetrics(10, lambda: states[0], registry)
+    metrics.stepped(report(step=0, num_sequences=3, segments=(5, 6), compute_s=0.25))
+    seen = values(registry)
+    assert seen["loraplex_step_batch_size_sum",] == 3
+    assert seen["loraplex_step_segment_tokens_sum",] == 11
+    assert seen["loraplex_step_seconds_sum", "gpu"] == 0.25
+    assert seen["loraplex_step_deferred_sequences_total", "place"] == 2
+    assert seen["loraplex_gpu_memory_bytes", "kv"] == 7
+    assert seen["loraplex_adapter_resident_bytes", "slot"] == 40
+    assert seen["loraplex_flow_service_lag", "sql-lora"] == 6
+    assert seen["loraplex_flow_wait_seconds", "sql-lora"] == 0.5
+    states.pop(0)
+    metrics.stepped(report(step=-1, idle=True))
+    seen = values(registry)
+    assert seen["loraplex_flow_service_lag", "sql-lora"] == 0
+    assert seen["loraplex_gpu_memory_bytes", "kv"] == 0
+    assert seen["loraplex_step_batch_size_count",] == 1
+
+
+def report(
+    step: int, num_sequences: int = 0, segments: tuple[int, ...] = (), compute_s: float = 0.0,
+    idle: bool = False,
+) -> StepReport:  # fmt: skip
+    return StepReport(
+        step=step, num_tokens=sum(segments), num_sequences=num_sequences, fill=0.5, num_adapters=2,
+        segments=segments, plan_s=0.001, compute_s=compute_s, commit_s=0.002,
+        deferred=((Cause.PLACE, 2),), waiting=2, running=num_sequences, idle=idle,
+    )  # fmt: skip
 
 
 def test_metrics_of_several_processes_are_served_together(tmp_path: Path) -> None:
