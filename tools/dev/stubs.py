@@ -19,7 +19,13 @@ def generate(python: Path, root: Path, target: Path) -> int:
         str(python), "-m", "grpc_tools.protoc", "-Iprotos",
         *(f"--{kind}_out={target}" for kind in outputs), *map(str, protos),
     ]  # fmt: skip
-    return subprocess.run(command, cwd=root, check=False, env=plugin_path(python)).returncode
+    done = subprocess.run(
+        command, cwd=root, check=False, env=plugin_path(python), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if done.returncode != 0:
+        print(done.stdout)
+    return done.returncode
 
 
 def plugin_path(python: Path) -> dict[str, str]:
