@@ -54,7 +54,7 @@ def test_stubs_from_the_protos_alone_stream_without_our_package(
     assert done.returncode == 0, done.stderr
     assert done.stdout == "SELECT * -- all of t\n64 tokens, TTFT 0.500 s\n"
     ours = subprocess.run(
-        [sys.executable, "-S", "-c", "import loraplex"],
+        [sys.executable, "-S", "-c", "import loraplex.engine"],
         cwd=generated_client, env={"PYTHONPATH": str(Path(grpc.__file__).parents[1])},
         capture_output=True, check=False,
     )  # fmt: skip
