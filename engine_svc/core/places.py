@@ -15,6 +15,7 @@ from engine_svc.core.sequence import Sequence
 from engine_svc.core.start import try_start
 from engine_svc.core.turns import Turn
 from engine_svc.core.waits import Cause
+from engine_svc.types import BASE_DIGEST
 
 
 def close_turns(books: Books, now: float) -> None:
@@ -82,13 +83,16 @@ def end_unused_turns(books: Books, lanes_in_plan: Container[Lane], now: float) -
 
 
 def _ready_lanes(books: Books) -> list[Lane]:
-    """Lanes of the ring that could run in this step, in its order."""
+    """Lanes of the ring that could run in this step, in its order; found from the ring or from
+    the slots, whichever are fewer."""
+    base = books.lanes.get(BASE_DIGEST)
     if not books.turns.num_free_places:
-        lanes = [lane for lane in (books.lanes.get(""),) if lane is not None and lane.in_ring]
-        return lanes
-    digests = [slot.digest for slot in books.memory.idle_slots(books.turns.__contains__)]
-    found = [books.lanes.get(digest) for digest in ["", *digests]]
-    ready = [lane for lane in found if lane is not None and lane.in_ring]
+        return [base] if base is not None and base.in_ring else []
+    slots = books.memory.slots
+    if len(books.ring) <= slots.num_slots:
+        return [lane for lane in books.ring if is_ready(books, lane)]
+    found = [base, *(books.lanes.get(slot.digest) for slot in slots.all())]
+    ready = [lane for lane in found if lane is not None and lane.in_ring and is_ready(books, lane)]
     return sorted(ready, key=lambda lane: lane.queued_at)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_svc.types import FinishReason
+from engine_svc.types import Failure, FinishReason
 from tests.support.core_world import Heard, World, adapter, limits
 
 AHEAD = pytest.mark.parametrize("run_ahead", [0, 1])
@@ -150,8 +150,6 @@ def test_a_cancelled_request_gives_everything_back_within_two_steps(run_ahead: i
 def test_a_failure_that_comes_with_a_cancel_is_the_requests_own() -> None:
     world = World(limits())
     heard = world.submit(9)
-    from engine_svc.types import Failure
-
     failure = Failure("RESOURCE_EXHAUSTED", "READER_TOO_SLOW", "too slow")
     world.core.cancel(heard.request.request_id, failure)
     world.run()
@@ -237,4 +235,33 @@ def test_a_step_report_counts_what_the_step_did() -> None:
     assert busy.num_tokens == sum(busy.segments)
     assert busy.fill == busy.num_sequences / 4
     assert sum(count for _, count in busy.deferred) == busy.waiting
+    world.run()
+
+
+def test_a_snapshot_shows_flows_residency_and_how_the_arena_is_split() -> None:
+    world = World(limits(max_loras=1, num_pages=64, quantum=500, turn_max_steps=500))
+    world.submit(9, adapter("a"), max_tokens=30, tenant="t")
+    world.submit(5, max_tokens=30, tenant="u")
+    for _ in range(4):
+        world.step()
+    world.submit(5, adapter("b"), max_tokens=4, tenant="t")
+    world.step()
+    world.weights.delay = lambda: 50
+    world.submit(5, adapter("c"), max_tokens=4, tenant="t")
+    for _ in range(3):
+        world.step()
+    snapshot = world.core.snapshot()
+    flows = {(f.flow.tenant, f.adapter.name if f.adapter else ""): f for f in snapshot.flows}
+    assert flows["t", "a"].running == flows["u", ""].running == 1
+    assert flows["t", "a"].ring_position == 0
+    assert (flows["t", "b"].waiting, flows["t", "b"].ring_position) == (1, 1)
+    assert (flows["t", "c"].waiting, flows["t", "c"].ring_position) == (1, -1)
+    assert flows["t", "b"].waited_s > 0
+    resident = {(r.adapter.name, r.tier, r.holds_place) for r in snapshot.residency}
+    assert resident == {("a", "slot", True), ("b", "slot", False)}
+    assert snapshot.pinned_digests == {"sha256:a", "sha256:b", "sha256:c"}
+    parts = snapshot.kv_pages + snapshot.cached_pages + snapshot.adapter_pages
+    assert parts + snapshot.free_pages == snapshot.num_pages == 64
+    assert snapshot.adapter_pages == 4
+    assert snapshot.loading_adapters == 1
     world.run()

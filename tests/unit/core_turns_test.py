@@ -34,6 +34,8 @@ def test_every_adapter_is_planned_within_its_bound_under_adversarial_arrivals(
     chance = random.Random(num_adapters * 10 + max_loras)
     waiting: dict[str, tuple[Heard, int]] = {}
     longest = 0
+    #: steps that a stay in the ring has lasted, by its number
+    stays: dict[int, int] = {}
     for step in range(600):
         # all but one adapter flood; the last one asks now and then
         for index in range(num_adapters - 1):
@@ -43,12 +45,17 @@ def test_every_adapter_is_planned_within_its_bound_under_adversarial_arrivals(
         if "rare" not in waiting and chance.random() < 0.1:
             waiting["rare"] = (world.submit(4, adapter("rare"), max_tokens=2), step)
         world.step()
+        for lane in world.core._books.ring:
+            stays[lane.queued_at] = stays.get(lane.queued_at, 0) + 1
         if "rare" in waiting:
             heard, since = waiting["rare"]
             longest = max(longest, step - since)
             if heard.planned_s is not None:
                 del waiting["rare"]
-    assert longest <= wait_bound(engine_limits, num_adapters)
+    bound = wait_bound(engine_limits, num_adapters)
+    assert longest <= bound
+    assert max(stays.values()) <= bound
+    assert len(stays) >= num_adapters
     assert sum(h.ended is not None for h in world.heard.values()) > 10
 
 
