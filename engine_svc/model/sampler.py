@@ -35,7 +35,8 @@ class Sampler:
         positions: Sequence[int],
         token_masks: Mapping[int, bytes],
     ) -> torch.Tensor:
-        """Tokens [n] int64 of logits [n, V] fp32; −1 where a row is not finite.
+        """Tokens [n] int64 of logits [n, V] fp32; −1 where a row is not finite or
+        its rules allow no token.
 
         Args: seats, positions, token_masks as in apply_rules.
         """
@@ -43,6 +44,9 @@ class Sampler:
         finite = torch.isfinite(logits.sum(dim=1))
         params = [self._state.params(seat) for seat in seats]
         adjusted = apply_rules(logits, seats, positions, self._state, token_masks)
+        if adjusted is not logits:
+            # rules may leave no token at all
+            finite &= adjusted.amax(dim=1) > -torch.inf
         tokens = torch.argmax(adjusted, dim=1)
         drawn = [row for row, p in enumerate(params) if p.sampling.temperature > 0]
         if drawn:

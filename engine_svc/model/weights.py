@@ -29,7 +29,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`embedding` [vocab, hidden] keeps the checkpoint's dtype and, on a CPU, stays in its file."""
+    """`embedding` [vocab, hidden] keeps the checkpoint's dtype: rows are cast as they are read."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -74,6 +74,7 @@ def load_weights(
     final_norm = tensor("model.norm.weight")
     head_name = "model.embed_tokens.weight" if base.tied_embeddings else "lm_head.weight"
     head = Linear(tensor(head_name))
-    embedding = checkpoint.tensor("model.embed_tokens.weight").to(device)
+    # a copy, so that the mapped file is let go: all else of it is there in the compute dtype
+    embedding = checkpoint.tensor("model.embed_tokens.weight").to(device, copy=True)
     num_bytes = numbers * dtype.itemsize + embedding.numel() * embedding.dtype.itemsize
     return ModelWeights(embedding, layers, final_norm, head, num_bytes)

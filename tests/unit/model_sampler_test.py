@@ -191,6 +191,12 @@ def test_a_grammar_mask_allows_only_its_bits() -> None:
     assert drawn == {(5, 2), (8, 2)}
 
 
+def test_a_mask_that_allows_nothing_gives_minus_one() -> None:
+    state = opened((0, params()), (1, params(temperature=0.0)))
+    found = Sampler(state).sample(torch.zeros(2, 11), [0, 1], [2, 2], {0: bytes(2), 1: bytes(2)})
+    assert found.tolist() == [-1, -1]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_that_is_not_finite_gives_minus_one_and_leaves_others_alone(bad: float) -> None:
     state = opened((0, params()), (1, params(temperature=0.0)), (2, params(temperature=0.0)))
