@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from engine_svc.core import failures
 from engine_svc.core.lane import Lane
 from engine_svc.core.memory import Memory
 from engine_svc.core.outputs import Outbox
@@ -237,6 +236,3 @@ class Books:
         """Its adapter cannot be had: all its requests end."""
         for live in [r for r in self.requests.values() if r.digest == lane.digest]:
             self.end_request(live, failure, now)
-
-    def expire(self, live: LiveRequest, now: float) -> None:
-        self.end_request(live, failures.deadline_exceeded(live.request.request_id), now)

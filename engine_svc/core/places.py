@@ -11,9 +11,7 @@ from collections.abc import Container
 from engine_svc.core.books import Books
 from engine_svc.core.lane import Lane
 from engine_svc.core.pressure import Claim
-from engine_svc.core.sequence import Sequence
 from engine_svc.core.start import try_start
-from engine_svc.core.turns import Turn
 from engine_svc.core.waits import Cause
 from engine_svc.types import BASE_DIGEST
 
@@ -41,12 +39,11 @@ def close_turns(books: Books, now: float) -> None:
                 num_closing += 1
 
 
-def grant_places(books: Books, now: float) -> list[Sequence]:
-    """Begin turns; returns the sequence that each of them starts with."""
+def grant_places(books: Books, now: float) -> None:
+    """Begin turns, each with its lane's first sequence."""
     books.lacking = None
     if not len(books.ring):
-        return []
-    started: list[Sequence] = []
+        return
     for lane in _ready_lanes(books):
         if not is_ready(books, lane):
             continue
@@ -63,16 +60,15 @@ def grant_places(books: Books, now: float) -> list[Sequence]:
             books.lacking = lacking
             break
         begin_turn(books, lane, now)
-        started.append(sequence)
     _blame_loading(books, now)
-    return started
 
 
-def begin_turn(books: Books, lane: Lane, now: float) -> Turn:
+def begin_turn(books: Books, lane: Lane, now: float) -> None:
+    """The lane has a place; its first sequence was started."""
     books.leave_line(lane)
     books.memory.slots.touch(lane.digest)
     lane.blame(Cause.BUDGET, now)
-    return books.turns.begin(lane, books.next_step)
+    books.turns.begin(lane, books.next_step)
 
 
 def end_unused_turns(books: Books, lanes_in_plan: Container[Lane], now: float) -> None:

@@ -54,10 +54,9 @@ class Turns:
     def get(self, digest: str) -> Turn | None:
         return self._turns.get(digest)
 
-    def begin(self, lane: Lane, step: int) -> Turn:
+    def begin(self, lane: Lane, step: int) -> None:
         assert lane.is_base or self.num_free_places > 0, "more turns than places"
-        turn = self._turns[lane.digest] = Turn(lane, step)
-        return turn
+        self._turns[lane.digest] = Turn(lane, step)
 
     def end(self, turn: Turn) -> None:
         del self._turns[turn.lane.digest]
