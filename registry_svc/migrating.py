@@ -9,10 +9,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect
+from sqlalchemy import func, inspect, select
 
 from loraplex.status import FailedPrecondition
 from registry_svc.database import Database
+
+#: Key of the advisory lock under which PostgreSQL databases are migrated.
+MIGRATION_LOCK = 0x6C6F7261706C6578
 
 
 def alembic_config() -> Config:
@@ -27,9 +30,11 @@ def alembic_config() -> Config:
 
 
 def migrate(database: Database) -> None:
-    """Run the migrations that the database lacks."""
+    """Run the migrations that the database lacks; two at once run one after the other."""
     config = alembic_config()
     with database.connect() as connection, connection.begin():
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
@@ -44,6 +46,13 @@ def test_up_down_up_ends_where_the_tables_are(empty_database: Database) -> None:
             assert inspect(connection).get_table_names() == ["alembic_version"]
     assert current_revision(database) is None
     assert head_revision() == "0001"
+
+
+def test_two_migrations_at_once_make_one_schema(empty_database: Database) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(migrate, empty_database) for _ in range(3)]:
+            done.result()
+    require_migrated(empty_database)
 
 
 def test_a_newer_database_stops_the_start(empty_database: Database) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from loraplex.registry.v1 import registry_pb2 as pb
 from loraplex.status import LoraplexError, from_rpc_error
+from registry_svc.database import Database
+from registry_svc.repository.transaction import Transaction
 from registry_svc.service.collector import Collector
 from tests.support.registry_service import (
     Registry,
@@ -219,6 +222,46 @@ def test_a_deletion_that_broke_off_is_finished_by_the_next_upload(
     registry.upload({"a": BLOB})
     assert collector.collect().blobs == 0
     assert b"".join(registry.store.chunks(digest(BLOB))) == BLOB
+
+
+class InterruptedDatabase:
+    """A database that lets something happen after each of a collector's transactions."""
+
+    def __init__(self, database: Database, happen: Callable[[], object]) -> None:
+        self._database, self._happen = database, happen
+
+    def read(self, use_case: Callable[[Transaction], Any]) -> Any:
+        value = self._database.read(use_case)
+        self._happen()
+        return value
+
+    def write(self, use_case: Callable[[Transaction], Any]) -> Any:
+        done = self._database.write(use_case)
+        self._happen()
+        return done
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_publish_between_any_two_steps_of_a_collection_keeps_its_blobs(
+    registry: Registry, step: int
+) -> None:
+    """Its blobs were about to be collected: expired uploads of the same content lie there."""
+    registry.add_base()
+    folder = registry.adapter(1)
+    registry.upload(read_files(folder))
+    registry.clock.advance(registry.settings.upload_ttl_seconds + 1)
+    steps = itertools.count()
+
+    def happen() -> None:
+        if next(steps) == step:
+            registry.publish("sql", folder)
+
+    database: Any = InterruptedDatabase(registry.database, happen)
+    Collector(database, registry.store).collect()
+    assert next(steps) > step, "the publish took place"
+    for file in registry.call("GetAdapter", name="sql").current.manifest.files:
+        assert len(b"".join(registry.store.chunks(file.sha256))) == file.size_bytes
+    assert Collector(registry.database, registry.store).collect().blobs == 0
 
 
 def test_registering_while_blobs_are_collected_never_loses_one(registry: Registry) -> None:
