@@ -12,7 +12,8 @@ from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smalle
 from engine_svc.model.arena import Arena
 from engine_svc.model.forward_plan import ForwardPlanner
 from engine_svc.model.llama import Llama
-from engine_svc.model.lora import KernelLora, StepLora, ViewLora
+from engine_svc.model.lora import KernelLora, StepLora
+from engine_svc.model.lora_views import ViewLora
 from engine_svc.model.runner import ModelRunner
 from engine_svc.model.seats import SeatState
 from engine_svc.model.site_table import SiteTableRows

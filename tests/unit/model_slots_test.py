@@ -11,7 +11,8 @@ import torch
 from engine_svc.adapters.packer import plan_packing, write_packed
 from engine_svc.layout import AdapterLayout, adapter_layout, smallest_page_size
 from engine_svc.model.arena import Arena
-from engine_svc.model.lora import KernelLora, ViewLora
+from engine_svc.model.lora import KernelLora
+from engine_svc.model.lora_views import ViewLora
 from engine_svc.model.site_table import SiteTableRows
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.types import Failure, HostSpan, SlotLoad
