@@ -88,7 +88,7 @@ class EngineSettings:
     )
     enable_prefix_caching: bool = _setting(True, "reuse keys and values of equal prompt beginnings")
     run_dir: str = _setting(
-        ".loraplex/engine/run", "folder for this start's metric files and host region",
+        ".loraplex/engine/run", "folder for the metric files of this start",
         not_empty=True,
     )  # fmt: skip
     engine_id: str = _setting("", "this engine's name at the registry; empty: host name and port")

@@ -4,6 +4,7 @@ core. The core and the frontends connect to its one socket.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from engine_svc.processes.socket import Channel, ChannelClosed, Outbox, serve
 from engine_svc.types import WeightsFailed, WeightsReady
 from loraplex.base_folder import find_base_folder, read_base_folder
 from loraplex.blobs import open_blob_store
+from loraplex.status import FailedPrecondition
 
 
 def run(child: Child) -> None:
@@ -41,8 +43,7 @@ class _LoaderProcess:
         self._child = child
         boot = self._boot = child.boot
         settings = boot.settings
-        cache_dir = Path(settings.disk_cache_dir)
-        cache_dir.mkdir(parents=True, exist_ok=True)
+        cache_dir = _writable(Path(settings.disk_cache_dir))
         self._base, _, weights_digest = read_base_folder(
             find_base_folder(settings.model),
             settings.base_model_name,
@@ -164,3 +165,17 @@ class _LoaderProcess:
                         )  # fmt: skip
                     if self._core is not None:
                         self._core.put(answer)
+
+
+def _writable(folder: Path) -> Path:
+    """Raises: FailedPrecondition: it cannot be made or written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise FailedPrecondition(
+            f"--disk-cache-dir is {str(folder)!r}; must be a folder that can be written: "
+            f"{error.strerror}",
+            reason="CONFIG_INVALID",
+        ) from error
+    return folder

@@ -52,18 +52,19 @@ class Supervisor:
         self._announced = False
         self._signals = 0
         self._failure: str | None = None
+        self._children: list[Supervised] = []
 
     def run(self) -> int:
         """Until a signal (0) or a failure that a restart does not mend (1).
 
-        Raises: SettingInvalid: a port is taken.
+        Raises: SettingInvalid: a port is taken, the run folder cannot be written.
         """
         settings = self._settings
+        wakeup = self._catch_signals()
         port = hold_port("--listen", settings.listen)
         self._address = port.address
         folder = run_folder.create(Path(settings.run_dir))
         socket_dir = make_socket_dir()
-        wakeup = self._catch_signals()
         try:
             self._metrics = MetricsServer(
                 "--metrics-listen", settings.metrics_listen, folder.metrics
@@ -72,7 +73,7 @@ class Supervisor:
             self._watch(wakeup)
             self._stop()
         finally:
-            for child in getattr(self, "_children", ()):
+            for child in self._children:
                 child.kill()
                 child.reap(STOP_SECONDS)
             shutil.rmtree(socket_dir, ignore_errors=True)

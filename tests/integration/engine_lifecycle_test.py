@@ -63,6 +63,18 @@ def test_a_model_that_is_not_there_ends_the_engine_saying_so(registry: Stack) ->
     wait_gone(pids_of(engine.events("process.started")))
 
 
+def test_folders_that_cannot_be_written_are_named(registry: Stack) -> None:
+    file = registry.folder / "a-file"
+    file.write_text("")
+    done = registry.launch_engine("--run-dir", str(file / "run"))
+    assert done.process.wait(30) == 2
+    assert f"--run-dir is '{file / 'run'}'; must be a folder" in done.log.read_text()
+    engine = registry.launch_engine("--disk-cache-dir", str(file / "cache"))
+    assert engine.process.wait(60) == 1
+    (failed,) = engine.events("engine.failed")
+    assert f"--disk-cache-dir is '{file / 'cache'}'" in str(failed["message"])
+
+
 def test_another_checkpoint_than_the_registered_one_is_refused(
     registry: Stack, tmp_path: Path
 ) -> None:
