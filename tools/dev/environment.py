@@ -108,8 +108,10 @@ class Environment:
         )
         for number, step in enumerate(steps, start=1):
             _say(f"[{number}/{len(steps)}] {step.title}")
+            logged = self.log.stat().st_size
             if self._pip(step.args, step) != 0:
-                raise explain_pip_failure(self.log.read_text(errors="replace"), self.log)
+                said = self.log.read_bytes()[logged:].decode(errors="replace")
+                raise explain_pip_failure(said, self.log)
         _say(f"Set-up took {time.monotonic() - started:.0f} s")
 
     def _make_folder(self) -> None:
