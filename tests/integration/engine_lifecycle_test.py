@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -124,6 +125,23 @@ def test_streams_that_outlive_the_drain_end_with_a_status(registry: Stack) -> No
     errors = [error for call in calls if (error := ending(call)) is not None]
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
     assert all(from_rpc_error(error).reason == "DRAINING" for error in errors)
+
+
+def test_a_second_interrupt_cuts_the_drain_short(registry: Stack) -> None:
+    registry.start_engine("--drain-seconds", "60", "--enable-prefix-caching", "false")
+    engine = registry.engine
+    assert engine is not None
+    pids = [pid for role in ("core", "loader", "frontend") for pid in engine.children(role)]
+    (core,) = engine.children("core")
+    call = registry.stream(TINY_NAME, max_tokens=900)
+    next(call)
+    os.kill(core, signal.SIGSTOP)  # the stream cannot end by itself
+    engine.process.send_signal(signal.SIGINT)
+    eventually(lambda: engine.events("engine.draining"))
+    engine.process.send_signal(signal.SIGINT)
+    assert engine.process.wait(20) == 0
+    assert error_of(call).code() is grpc.StatusCode.UNAVAILABLE
+    wait_gone(pids)
 
 
 def ending(call: Iterator[object]) -> grpc.RpcError | None:

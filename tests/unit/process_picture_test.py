@@ -1,0 +1,34 @@
+"""The core's own snapshot as what GetEngineState shows."""
+
+from __future__ import annotations
+
+from engine_svc.core.snapshot import CoreSnapshot, FlowSnapshot, ResidencySnapshot
+from engine_svc.picture import picture
+from engine_svc.types import AdapterRef, FlowKey, ServiceClass
+
+
+def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
+    ref = AdapterRef("sql-lora", 2, "sha256:d")
+    flow = FlowKey(ServiceClass.BATCH, "acme", ref.digest)
+    core = CoreSnapshot(
+        steps=9, running_sequences=2, waiting_sequences=3,
+        flows=(FlowSnapshot(flow, ref, 1, 2, 3, 40, -1, 0.5),),
+        residency=(ResidencySnapshot(ref, "slot", 300, True),),
+        pinned_digests=frozenset(), num_pages=10, page_bytes=100, kv_pages=2, cached_pages=1,
+        adapter_pages=3, adapter_used_bytes=250, free_pages=4, loading_adapters=0,
+        slot_evictions=0, failed_loads=0, preemptions=0, requests_ended=0, requests_failed=0,
+        draining=True,
+    )  # fmt: skip
+    seen = picture(core, max_loras=2, weights_bytes=1000, workspace_bytes=50, host_cache_bytes=500)
+    memory = seen.memory
+    assert (memory.kv_bytes, memory.adapters_bytes, memory.free_bytes) == (300, 300, 400)
+    assert memory.kv_bytes + memory.adapters_bytes + memory.free_bytes == 10 * 100
+    assert (memory.weights_bytes, memory.workspace_bytes, memory.host_cache_bytes) == (
+        1000, 50, 500,
+    )  # fmt: skip
+    assert (seen.max_loras, seen.steps, seen.draining) == (2, 9, True)
+    assert seen.residents[0].adapter is ref
+    assert seen.residents[0].holds_place
+    (shown,) = seen.flows
+    assert (shown.waiting, shown.running, shown.paused) == (1, 2, 3)
+    assert (shown.virtual_counter, shown.ring_position, shown.waited_s) == (40.0, 0, 0.5)
