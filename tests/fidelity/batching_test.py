@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine_svc.model.lora import KernelLora
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
@@ -145,6 +146,19 @@ def test_other_rows_content_changes_no_bit_at_equal_shape(setup: Setup) -> None:
     assert first.outputs == second.outputs
     assert torch.equal(torch.stack(first.logits), torch.stack(second.logits))
     assert first.samples == second.samples
+
+
+def test_the_kernels_references_give_the_same_streams_as_the_cached_views(
+    setup: Setup, run: DirectRunner
+) -> None:
+    inner: Any = run.runner
+    kernels = KernelLora(inner._site_table, run.loaded.layout, max_tokens=512, num_slots=4)
+    inner._lora = inner._model._lora = kernels
+    sequence = SeatedSequence(0, 0, list(PROMPT), SAMPLED)
+    base = SeatedSequence(1, NO_SLOT, list(PROMPT), SAMPLED)
+    run.generate([sequence, base], 12, chunk=17)
+    assert_same(sequence, alone(setup, SAMPLED))
+    assert_same(base, alone(setup, SAMPLED, slot=NO_SLOT))
 
 
 def test_run_ahead_feeds_the_token_that_is_not_collected_yet(
