@@ -13,17 +13,23 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
+from tests.support.children import die_with_parent
+
 URL_VARIABLE = "LORAPLEX_TEST_POSTGRES_URL"
+START_TIMEOUT_S = 60.0
 _SETTINGS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200")
 
 
@@ -68,18 +74,41 @@ def running_postgres() -> Iterator[str]:
         data = folder / "data"
         _run(programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync",
              "-E", "UTF8", "--locale=C", identity=identity)  # fmt: skip
-        options = f"-c listen_addresses='' -k {folder} " + " ".join(
-            f"-c {setting}" for setting in _SETTINGS
-        )
-        _run(programs / "pg_ctl", "-D", data, "-l", folder / "log", "-o", options, "-w", "start",
-             identity=identity)  # fmt: skip
+        command = [programs / "postgres", "-D", data, "-c", "listen_addresses=", "-k", folder]
+        command += [part for setting in _SETTINGS for part in ("-c", setting)]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(part) for part in command], cwd="/", env=_environment(),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent,
+                **identity,
+            )  # fmt: skip
         try:
-            yield f"postgresql://postgres@/postgres?host={folder}"
+            url = f"postgresql://postgres@/postgres?host={folder}"
+            _wait(url, process, folder / "log")
+            yield url
         finally:
-            _run(programs / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop",
-                 identity=identity)  # fmt: skip
+            process.send_signal(signal.SIGQUIT)
+            process.wait()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it takes connections."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+            return
+        except psycopg.OperationalError as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text(errors="replace")[-3000:]
+                raise RuntimeError(f"PostgreSQL does not answer: {error}\n{tail}") from error
+            time.sleep(0.05)
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}
 
 
 def _identity() -> dict[str, Any]:
@@ -94,7 +123,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _programs(folder: Path) -> Path:
-    """The folder of initdb and pg_ctl."""
+    """The folder of initdb and postgres."""
     installed = [
         path.parent
         for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")
@@ -117,7 +146,7 @@ def _run(*command: object, identity: dict[str, Any]) -> None:
     done = subprocess.run(
         [str(part) for part in command],
         cwd="/",
-        env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"},
+        env=_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

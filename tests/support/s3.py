@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.children import die_with_parent
+
 START_TIMEOUT_S = 60.0
 
 
@@ -108,7 +110,7 @@ def _start(folder: Path, config: Path, ports: list[int]) -> subprocess.Popen[byt
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
             command, cwd=folder, env={**environment, "HOME": str(folder)},
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent,
         )  # fmt: skip
 
 
