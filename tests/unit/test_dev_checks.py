@@ -96,7 +96,8 @@ def test_secrets_are_private_differ_and_are_never_overwritten(tmp_path: Path) ->
     secrets_file.write(second)
     text = first.read_text()
     assert first.stat().st_mode & 0o777 == 0o600
-    values = {line.partition("=")[2] for file in (first, second) for line in file.open()}
+    lines = (first.read_text() + second.read_text()).splitlines()
+    values = {line.partition("=")[2] for line in lines}
     assert len(values) == 2 * len(secrets_file.NAMES)
     secrets_file.write(first)
     assert first.read_text() == text
