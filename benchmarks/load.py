@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,13 +50,15 @@ def demo_streams(count: int) -> list[Stream]:
 
 
 def run_load(channel: grpc.Channel, streams: Sequence[Stream], num_tokens: int) -> Load:
-    """Greedy streams of exactly `num_tokens` tokens each, all at once.
+    """Greedy streams of exactly `num_tokens` tokens each, all at once; no prompt is cached from an
+    earlier load, as the peer has no such cache.
 
     Raises: grpc.RpcError of the first that fails; RuntimeError when one is short of tokens.
     """
+    salt = uuid.uuid4().hex
     with ThreadPoolExecutor(len(streams)) as pool:
         began = time.monotonic()
-        futures = [pool.submit(_stream, channel, stream, num_tokens) for stream in streams]
+        futures = [pool.submit(_stream, channel, stream, num_tokens, salt) for stream in streams]
         summaries = [future.result() for future in futures]
         wall_s = time.monotonic() - began
     counts = [summary.usage.completion_tokens for summary in summaries]
@@ -69,10 +72,13 @@ def run_load(channel: grpc.Channel, streams: Sequence[Stream], num_tokens: int) 
     )
 
 
-def _stream(channel: grpc.Channel, stream: Stream, num_tokens: int) -> engine_pb2.Summary:
+def _stream(
+    channel: grpc.Channel, stream: Stream, num_tokens: int, cache_salt: str
+) -> engine_pb2.Summary:
     message = engine_pb2.ChatMessage(role="user", content=stream.prompt)
     request = engine_pb2.GenerateRequest(
         model=stream.model,
+        cache_salt=cache_salt,
         chat=engine_pb2.ChatMessages(messages=[message]),
         sampling=engine_pb2.SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True),
     )
