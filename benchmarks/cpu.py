@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 
 from benchmarks.first_token import first_text_s, fresh_copy
-from benchmarks.harness import Recorder
+from benchmarks.harness import RESULTS, ROOT, Recorder
 from benchmarks.load import Load, Stream, demo_streams, run_load
 from benchmarks.memory import MIB, started_pss_bytes
 from benchmarks.peft_peer import PeftPeer
@@ -41,6 +41,7 @@ REGISTRY_ARGS = ("--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
 NUM_STREAMS = 8
 NUM_TOKENS = 64
 ROUNDS = 5
+PARTIAL = ROOT / ".loraplex" / "benchmarks"
 IDLE, SERVING, FIRST_TOKEN = "idle", "serving", "first-token"
 
 
@@ -51,7 +52,8 @@ def main() -> int:
     parser.add_argument("--only", choices=parts, action="append", help="repeatable; default all")
     options = parser.parse_args()
     chosen = options.only or parts
-    recorder = Recorder("cpu")
+    # a part of the rows must not replace a whole run's
+    recorder = Recorder("cpu", results=PARTIAL if options.only else RESULTS)
     convert_model()
     if FIRST_TOKEN in chosen:
         measure_first_token(recorder)
