@@ -18,6 +18,7 @@ from engine_svc.processes.supervised import (
     MAX_ENDS,
     Backoff,
     child_environ,
+    quiet_threads,
 )
 from engine_svc.settings import SettingInvalid
 
@@ -116,3 +117,8 @@ def test_children_get_no_settings_by_environment(monkeypatch: pytest.MonkeyPatch
     environ = child_environ("/run/metrics")
     assert "LORAPLEX_ENGINE_MAX_LORAS" not in environ
     assert environ["PROMETHEUS_MULTIPROC_DIR"] == "/run/metrics"
+
+
+def test_torchs_threads_hardly_spin_unless_the_operator_says_how() -> None:
+    assert quiet_threads({}) == {"GOMP_SPINCOUNT": "1000"}
+    assert quiet_threads({"OMP_WAIT_POLICY": "ACTIVE"}) == {}
