@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_svc.core.pressure import Claim, make_room
+from engine_svc.core.waits import Cause
 from tests.support.core_world import World, adapter, limits
 
 AHEAD = pytest.mark.parametrize("run_ahead", [0, 1])
@@ -70,6 +71,31 @@ def test_loads_take_paused_sequences_pages_when_the_ring_needs_them() -> None:
     assert snapshot.preemptions == 1
     assert snapshot.adapter_pages == 8
     world.run()
+
+
+@AHEAD
+def test_a_load_never_takes_the_pages_of_the_oldest_sequence_while_it_is_paused(
+    run_ahead: int,
+) -> None:
+    world = World(
+        limits(num_pages=12, max_loras=1, prefix_cache=False, run_ahead=run_ahead), adapter_pages=4
+    )
+    oldest = world.submit(10, adapter("a"), max_tokens=20)
+    for _ in range(4):
+        world.step()
+    late = world.submit(10, adapter("b"), max_tokens=4)
+    came_back = 0
+    while oldest.ended is None:
+        report = world.step()
+        assert world.core.snapshot().preemptions == 0
+        lacks_bytes = any(cause is Cause.BYTES for cause, _ in report.deferred)
+        openings = world.runner.plans[-1].seat_openings if report.step >= 0 else ()
+        came_back += lacks_bytes and any(o.output_token_ids for o in openings)
+    assert came_back, "the oldest was never paused while the load lacked pages"
+    assert late.planned_s is None, "there was room for both"
+    world.run()
+    assert late.ended is not None
+    assert late.ended.failure is None
 
 
 def test_a_sequence_that_has_not_advanced_since_it_got_its_pages_keeps_them() -> None:
