@@ -340,10 +340,9 @@ class FlowSnapshot:
     waiting: int = 0
     running: int = 0
     paused: int = 0
-    virtual_counter: float = 0.0
-    #: places ahead of it in the ring; 0: it holds one
+    #: 1, 2 … in the ring; 0: it holds a place; −1: its weights are on their way
     ring_position: int = 0
-    wait_bound_s: float = 0.0
+    #: how long its oldest request that has not been planned has waited
     waited_s: float = 0.0
 
 
@@ -370,6 +369,8 @@ class CoreSnapshot:
     running_sequences: int = 0
     waiting_sequences: int = 0
     draining: bool = False
+    #: adapters that left a slot in the engine's life
+    slot_evictions: int = 0
     memory: MemorySnapshot = field(default_factory=MemorySnapshot)
     residents: tuple[ResidentAdapter, ...] = ()
     flows: tuple[FlowSnapshot, ...] = ()

@@ -158,7 +158,12 @@ def _add_tenant_commands(commands: Any) -> None:
     inner = group.add_subparsers(required=True, metavar="COMMAND")
     show = _command(inner, "show", base_models.tenant_show, "show a tenant")
     show.add_argument("name")
-    update = _command(inner, "update", base_models.tenant_update, "change or make a tenant")
+    update = _command(
+        inner,
+        "update",
+        base_models.tenant_update,
+        "change or make a tenant; engines of this build do not apply its weight and limits yet",
+    )
     update.add_argument("name")
     update.add_argument("--weight", type=float, help="share of the engine")
     update.add_argument("--max-queued-requests", type=int, help="0: no limit")
