@@ -165,6 +165,8 @@ def open_local_engine(
     settings: EngineSettings,
     adapters: Sequence[Path],
     scratch: Path,
+    *,
+    base_model_aliases: Sequence[str] = (),
     base_model_confirmed: bool = False,
 ) -> LocalEngine:
     """Load a model and adapter folders, each named by its last part; files go to `scratch`.
@@ -172,7 +174,8 @@ def open_local_engine(
     Raises: LoraplexError: the model, or an adapter that publishing would refuse too.
     """
     folder = find_base_folder(settings.model)
-    facts, _, _ = read_base_folder(folder, settings.base_model_name)
+    aliases = (settings.model, *base_model_aliases)
+    facts, _, _ = read_base_folder(folder, settings.base_model_name, aliases)
     text = ModelText.load(folder, settings.max_model_len)
     region = HostRegion.create(scratch / "host_region", settings.host_cache_bytes)
     model = load_engine_model(settings, region.path)

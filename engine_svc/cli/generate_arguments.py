@@ -40,6 +40,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's chat message")
     parser.add_argument("--system", default="", help="system message of a chat")
     parser.add_argument(
+        "--base-model-alias", action="append", default=[], metavar="NAME",
+        help="hub id or path by which adapters call this base; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
         "--base-model-confirmed", action="store_true",
         help="the adapters were trained on this base although they name another one",
     )  # fmt: skip
