@@ -9,14 +9,19 @@ from collections.abc import Sequence
 
 import grpc
 
-from engine_svc.cli import exit_codes, generate_arguments
+from engine_svc.cli import generate_arguments
+from loraplex import exit_codes
 from loraplex.status import LoraplexError, from_rpc_error
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
+_EPILOG = """exit codes:
+  0 done    1 internal error    2 bad argument    3 not found    4 refused
+  6 not reachable, or no answer in time    7 not allowed    8 a limit is reached
+  9 bytes do not have their digest"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status by cause (engine_svc/cli/exit_codes.py); an error is one line."""
+    """Exit status by cause (loraplex/exit_codes.py); an error is one line."""
     arguments = _parser().parse_args(argv)
     try:
         arguments.run(arguments)
@@ -25,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LoraplexError as error:
         return _told(error)
     except KeyboardInterrupt:
-        return 130
+        return exit_codes.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return exit_codes.DONE
@@ -41,21 +46,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "enginectl",
         description="Looks at a running engine, or runs a model in this process without one.",
-        epilog=exit_codes.EPILOG,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     generate = commands.add_parser(
-        "generate", help="stream an answer from a model folder, without registry or server"
-    )
+        "generate", allow_abbrev=False,
+        help="stream an answer from a model folder, without registry or server",
+    )  # fmt: skip
     generate_arguments.add(generate)
     generate.set_defaults(run=_generate)
 
-    state = commands.add_parser("state", help="residency, queues and memory of a running engine")
+    state = commands.add_parser(
+        "state", allow_abbrev=False, help="residency, queues and memory of a running engine"
+    )
     state.set_defaults(run=_state)
-    models = commands.add_parser("models", help="the base model and the adapters one may use")
+    models = commands.add_parser(
+        "models", allow_abbrev=False, help="the base model and the adapters one may use"
+    )
     models.add_argument("--tenant", default="", help="whose adapters; default: default")
     models.set_defaults(run=_models)
     for remote in (state, models):

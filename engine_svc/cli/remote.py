@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from engine_svc.cli.table import size, table
 from loraplex.channel import insecure_channel
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
+from loraplex.tenants import tenant_metadata
 
 _TIERS = {
     engine_pb2.RESIDENCY_TIER_DISK: "disk",
@@ -48,7 +49,7 @@ def show_state(arguments: argparse.Namespace) -> None:
 def show_models(arguments: argparse.Namespace) -> None:
     """Print every model that the caller may use. Raises: grpc.RpcError."""
     models: list[engine_pb2.Model] = []
-    metadata = (("x-loraplex-tenant", arguments.tenant),) if arguments.tenant else ()
+    metadata = tenant_metadata(arguments.tenant)
     with insecure_channel(arguments.address) as channel:
         stub = engine_pb2_grpc.EngineStub(channel)
         request = engine_pb2.ListModelsRequest()

@@ -13,9 +13,8 @@ from engine_svc.types import AdapterRef
 from loraplex.common.v1 import common_pb2
 from loraplex.engine.v1 import engine_pb2
 from loraplex.status import FieldInvalid, InvalidArgument, NameInvalid, NotFound
+from loraplex.tenants import DEFAULT_TENANT, TENANT_METADATA
 
-DEFAULT_TENANT = "default"
-TENANT_METADATA = "x-loraplex-tenant"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _REFERENCE_LIMIT = 256
 _DEFAULT_PAGE = 100

@@ -8,26 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-
+from loraplex import exit_codes
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
 from registry_svc.cli.output import print_json
 from registry_svc.settings import SettingInvalid
 
-EXIT_CODES = {
-    grpc.StatusCode.INVALID_ARGUMENT: 2,
-    grpc.StatusCode.NOT_FOUND: 3,
-    grpc.StatusCode.FAILED_PRECONDITION: 4,
-    grpc.StatusCode.ALREADY_EXISTS: 5,
-    grpc.StatusCode.ABORTED: 5,
-    grpc.StatusCode.UNAVAILABLE: 6,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 6,
-    grpc.StatusCode.UNAUTHENTICATED: 7,
-    grpc.StatusCode.PERMISSION_DENIED: 7,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 8,
-    grpc.StatusCode.DATA_LOSS: 9,
-}
 EPILOG = """exit codes:
   0 done    1 internal error    2 bad argument or setting    3 not found
   4 refused (the adapter or the database is not fit)    5 name taken, or changed meanwhile
@@ -46,12 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(args, error)
     except SettingInvalid as error:
         print(f"registryctl: {error}", file=sys.stderr)
-        return 2
+        return exit_codes.USAGE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        return 130
-    return 0
+        return exit_codes.INTERRUPTED
+    return exit_codes.DONE
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Publishes and manages LoRA adapters in a loraplex registry.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_adapter_commands(commands)
@@ -194,7 +181,9 @@ def _run_gc(args: argparse.Namespace) -> None:
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
     parser.set_defaults(run=run)
     parser.add_argument("--address", help="registry (LORAPLEX_REGISTRY_ADDRESS)")
     parser.add_argument("--tenant", default="", help="act as this tenant")
@@ -216,7 +205,7 @@ def _report(args: argparse.Namespace, error: LoraplexError) -> int:
             }
         )
     print(f"registryctl: {error.reason}: {error.message}", file=sys.stderr)
-    return EXIT_CODES.get(error.code, 1)
+    return exit_codes.exit_code(error.code)
 
 
 if __name__ == "__main__":
