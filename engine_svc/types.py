@@ -344,6 +344,10 @@ class FlowSnapshot:
     ring_position: int = 0
     #: how long its oldest request that has not been planned has waited
     waited_s: float = 0.0
+    #: weighted service so far, as its tenant counts it; the least is served first
+    virtual_counter: float = 0.0
+    #: the longest that it can still wait for a place, at the measured length of a step
+    wait_bound_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +424,14 @@ class WeightsFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantQuota:
+    """What one tenant may have in the queue, over all its adapters and classes."""
+
+    max_queued_requests: int
+    max_queued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLimits:
     """What the configuration and the arena allow; all counts."""
 
@@ -432,8 +444,19 @@ class EngineLimits:
     num_slots: int
     context_tokens: int
     max_queued_requests: int = 4096
-    #: service (prefill × 1 + decode × 2) after which a turn ends while somebody waits
-    quantum: int = 512
+    #: prompt tokens of the requests that wait for their first step
+    max_queued_tokens: int = 4 * 2**20
+    #: a request that would wait longer is refused at once
+    max_queue_wait_s: float = 30.0
+    #: of this many grants of a place one goes to class batch, when both classes ask
+    batch_grant_every: int = 4
+    #: service of one prompt token and of one generated token
+    prefill_price: float = 1.0
+    decode_price: float = 2.0
+    #: service after which a turn ends while somebody waits; 0: computed from the other limits
+    quantum: int = 0
+    #: "fair", or "resident-first": places are kept while their adapter has work, as a baseline
+    policy: str = "fair"
     turn_max_steps: int = 512
     closing_steps: int = 64
     min_chunk: int = 16
