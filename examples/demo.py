@@ -26,7 +26,8 @@ from loraplex.status import LoraplexError, from_rpc_error
 #: two places for three adapters and the base: somebody always waits, everybody gets a turn
 ENGINE_ARGS = (
     "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--max-loras", "2",
-    "--max-num-seqs", "16", "--max-model-len", "2048", "--quantum", "64", "--drain-seconds", "3",
+    "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--max-model-len", "2048",
+    "--quantum", "64", "--drain-seconds", "3",
 )  # fmt: skip
 REGISTRY_ARGS = ("--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
 #: an engine applies an event of the registry within milliseconds

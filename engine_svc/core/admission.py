@@ -8,7 +8,7 @@ from engine_svc.core.lane import Lane
 from engine_svc.core.limits import arena_tokens
 from engine_svc.core.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.core.waits import Cause
-from engine_svc.types import Failure, Request
+from engine_svc.types import Failure, FlowKey, Request
 
 _RETRY_AT_LEAST_S = 0.1
 _RETRY_AT_MOST_S = 30.0
@@ -23,10 +23,60 @@ def refusal(books: Books, request: Request, now: float, draining: bool) -> Failu
         return misfit
     if request.deadline_s <= now:
         return failures.deadline_exceeded(request.request_id)
-    limit = books.limits.max_queued_requests
-    if books.num_queued >= limit:
-        return failures.queue_full(books.num_queued, limit, _retry(books))
+    return _overflow(books, request) or _too_slow(books, request, now)
+
+
+def _overflow(books: Books, request: Request) -> Failure | None:
+    """The queue, or the tenant's part of it, has no room for the request."""
+    queue, limits, tenant = books.queue, books.limits, request.flow.tenant
+    tokens = len(request.prompt_token_ids)
+    if queue.num_requests >= limits.max_queued_requests:
+        retry_s = _retry(books, queue.num_requests)
+        return failures.queue_full(queue.num_requests, limits.max_queued_requests, retry_s)
+    if queue.num_requests and queue.num_tokens + tokens > limits.max_queued_tokens:
+        retry_s = _retry(books, queue.num_requests)
+        return failures.queue_tokens_full(
+            queue.num_tokens, tokens, limits.max_queued_tokens, retry_s
+        )
+    quota = queue.quota(tenant)
+    if quota is None:
+        return None
+    num_requests, num_tokens = queue.size_of(tenant)
+    for field, used, asked, limit in (
+        ("max_queued_requests", num_requests, 1, quota.max_queued_requests),
+        ("max_queued_tokens", num_tokens, tokens, quota.max_queued_tokens),
+    ):
+        if used + asked > limit:
+            retry_s = _retry(books, num_requests)
+            return failures.tenant_quota(tenant, field, used, asked, limit, retry_s)
     return None
+
+
+def _too_slow(books: Books, request: Request, now: float) -> Failure | None:
+    """It would wait longer than it, or the engine, allows."""
+    wait_s = predicted_wait_s(books, request.flow)
+    limit_s = min(books.limits.max_queue_wait_s, request.deadline_s - now)
+    if wait_s <= limit_s:
+        return None
+    retry_s = _bounded(wait_s - limit_s)
+    return failures.wait_exceeds_deadline(wait_s, limit_s, retry_s)
+
+
+def predicted_wait_s(books: Books, key: FlowKey) -> float:
+    """The wait for a place, then for what the flow has in the queue already."""
+    rates = books.rates
+    lane = books.lanes.get(key.digest)
+    flow = None if lane is None else lane.flows.get(key)
+    wait_s = 0.0
+    if key.digest and key.digest not in books.turns:
+        if flow is not None and flow.line >= 0:
+            line = books.loading if lane is not None and lane.is_absent else books.ring
+            num_before = line.num_before(flow)
+        else:
+            num_before = books.ring.num_before_newcomer(key)
+        if len(books.placeless) + 1 > books.turns.num_free_places:
+            wait_s = rates.turn_s * (num_before // books.limits.max_loras + 1)
+    return wait_s if flow is None else wait_s + rates.queue_wait_s(flow)
 
 
 def _misfit(books: Books, request: Request) -> Failure | None:
@@ -55,14 +105,15 @@ def admit(books: Books, request: Request, now: float) -> LiveRequest:
         before_s=max(0.0, now - request.received_s),
     )
     longest = len(request.prompt_token_ids) + request.sampling.max_tokens
-    sequence = Sequence(live, lane, 0, min(longest, lane.max_total))
+    flow = books.flow(lane, request.flow, 1.0 if lane.ref is None else lane.ref.weight)
+    sequence = Sequence(live, flow, 0, min(longest, lane.max_total))
     live.sequences.append(sequence)
     books.requests[request.request_id] = live
-    books.num_queued += 1
-    lane.num_requests += 1
+    books.queue.join(flow, len(request.prompt_token_ids))
+    flow.num_requests += 1
     lane.put(sequence, SequenceState.WAITING)
-    if not books.is_in_line(lane):
-        books.queue(lane, now)
+    if flow.line < 0 and not (flow.num_running and lane.digest in books.turns):
+        books.line_up(flow, now)
     books.outbox.admitted(request.request_id)
     return live
 
@@ -85,10 +136,19 @@ def _lane(books: Books, request: Request, now: float) -> Lane:
     if lane is None:
         lane = Lane(request.adapter, max_total(books, request), Cause.BUDGET, now, books.deferred)
         books.lanes[lane.digest] = lane
+        books.note_presence(lane, now)
     return lane
 
 
-def _retry(books: Books) -> float:
-    """Seconds in which a tenth of the queue will have been started, at the recent rate."""
-    wait_s = books.start_interval_s * max(1, books.num_queued // 10)
+def _retry(books: Books, num_requests: int) -> float:
+    """Seconds in which a tenth of so many requests will have been served, at the present rate."""
+    rates, limits = books.rates, books.limits
+    if not rates.service_rate:
+        return _RETRY_AT_LEAST_S
+    tokens = books.queue.num_tokens / max(1, books.queue.num_requests)
+    service = tokens * limits.prefill_price + rates.output_tokens * limits.decode_price
+    return _bounded(max(1, num_requests // 10) * service / rates.service_rate)
+
+
+def _bounded(wait_s: float) -> float:
     return min(max(wait_s, _RETRY_AT_LEAST_S), _RETRY_AT_MOST_S)

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
+from engine_svc.core.limits import resolved_quantum
 from engine_svc.core.memory import Memory
 from engine_svc.core.outputs import Outbox
+from engine_svc.core.queue import Queue
+from engine_svc.core.rates import Rates
 from engine_svc.core.ring import Ring
 from engine_svc.core.sequence import Age, LiveRequest, Sequence, SequenceState
+from engine_svc.core.shares import Ledger
 from engine_svc.core.slots import Slot
 from engine_svc.core.turns import Turn, Turns
 from engine_svc.core.waits import Cause, waits_between
-from engine_svc.types import EngineLimits, Failure, PageCopy, WeightsReady
+from engine_svc.types import EngineLimits, Failure, FlowKey, PageCopy, WeightsReady
+
+#: the two lines that a flow may stand in
+RING, LOADING = 0, 1
 
 
 class Books:
@@ -28,10 +36,17 @@ class Books:
         self.outbox = Outbox()
         self.requests: OrderedDict[str, LiveRequest] = OrderedDict()
         self.lanes: dict[str, Lane] = {}
-        self.ring = Ring()
-        self.turns = Turns(limits.max_loras)
-        #: lanes whose weights are neither on the host nor in a slot, in the order of their demand
-        self.absent: OrderedDict[str, Lane] = OrderedDict()
+        self.ledger = Ledger(limits.batch_grant_every)
+        #: flows that demand a place, and those whose weights are neither on the host nor in a slot
+        self.ring = Ring(RING, limits.batch_grant_every)
+        self.loading = Ring(LOADING, limits.batch_grant_every)
+        self.turns = Turns(limits, resolved_quantum(limits))
+        #: adapters in the ring without a place
+        self.placeless: dict[str, Lane] = {}
+        #: lanes that wait for their weights
+        self.absent: dict[str, Lane] = {}
+        self.queue = Queue()
+        self.rates = Rates(limits)
         #: packed weights that lie on the host for us until they are in a slot
         self.on_host: dict[str, WeightsReady] = {}
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
@@ -40,22 +55,20 @@ class Books:
         #: ended sequences whose pages a launched step still uses
         self.leaving: list[Sequence] = []
         self.deferred = [0] * len(Cause)
-        self.num_queued = 0
         self.num_running = 0
         self.num_preempted = 0
+        #: service in the plan being made
+        self.step_service = 0.0
         #: id of the step that is planned next
         self.next_step = 0
-        #: smoothed seconds from one first-planned request to the next; 0 = none yet
-        self.start_interval_s = 0.0
         #: the seat or the pages that the ring's first lacks: kept for it when they come free
         self.lacking: Cause | None = None
         #: sequences that got their seats in the plan being made
         self.opened: dict[Sequence, None] = {}
         #: copies in the plan being made, in the order in which their pages were given
         self.page_copies: list[tuple[Sequence, PageCopy]] = []
-        self._last_start_s: float | None = None
         self._orders = 0
-        self._queue_events = 0
+        self._events = 0
 
     @property
     def scarce(self) -> bool:
@@ -79,8 +92,7 @@ class Books:
         live.ended = True
         del self.requests[live.request.request_id]
         self.outbox.ended(live, failure)
-        lane.num_requests -= 1
-        self._tidy(lane)
+        self._tidy(live.sequences[0].flow)
 
     def end_sequence(self, sequence: Sequence) -> None:
         """The choice has its last token; the request ends with its last choice."""
@@ -88,8 +100,7 @@ class Books:
         self._give_seats_back(sequence)
         self.paused.pop(sequence.age, None)
         lane.put(sequence, SequenceState.ENDED)
-        if lane.num_deferred == 0:
-            self.leave_line(lane)
+        self._settle(sequence.flow)
         sequence.live.discarded_tokens += sequence.num_pending
         if sequence.in_flight:
             self.leaving.append(sequence)
@@ -98,15 +109,21 @@ class Books:
 
     def _close_waits(self, live: LiveRequest, lane: Lane, now: float) -> None:
         live.waits = waits_between(live.arrived, lane.clock.read(now), live.before_s)
-        self.num_queued -= 1
+        self.queue.leave(live.sequences[0].flow, len(live.request.prompt_token_ids))
 
-    def _tidy(self, lane: Lane) -> None:
-        """Forget a lane that nobody asks for; its slot stays."""
-        if lane.num_requests == 0:
+    def _tidy(self, flow: Flow) -> None:
+        """Forget a flow, and a lane, that nobody asks for; the lane's slot stays."""
+        flow.num_requests -= 1
+        if flow.num_requests:
+            return
+        lane = flow.lane
+        self.ledger.release(flow.share)
+        del lane.flows[flow.key]
+        if not lane.flows:
             turn = self.turns.get(lane.digest)
             if turn is not None:
-                self.turns.end(turn)
-                self.memory.slots.touch(lane.digest)
+                self._end_turn(turn)
+            self.absent.pop(lane.digest, None)
             del self.lanes[lane.digest]
 
     # ---- sequences
@@ -119,6 +136,7 @@ class Books:
             live.paused_s += now - sequence.suspended_s
         self.paused.pop(sequence.age, None)
         lane.put(sequence, SequenceState.RUNNING)
+        self.leave_line(sequence.flow)
         self.num_running += 1
         sequence.seats = tuple(self.free_seats.pop() for _ in range(sequence.num_seats_needed))
         sequence.names_tokens = True
@@ -127,7 +145,6 @@ class Books:
     def first_planned(self, live: LiveRequest, now: float) -> None:
         """A plan has its first chunk: it waits no longer."""
         self._close_waits(live, self.lanes[live.digest], now)
-        self._note_start(now)
         live.cached_tokens = live.sequences[0].num_planned
         slot = self.memory.slots.get(live.digest)
         live.load_s = 0.0 if slot is None else slot.load_s
@@ -140,7 +157,7 @@ class Books:
         seats = sequence.seats
         sequence.seats = seats[:1]
         for choice in range(1, len(seats)):
-            other = Sequence(live, lane, choice, sequence.max_total)
+            other = Sequence(live, sequence.flow, choice, sequence.max_total)
             other.page_ids = list(sequence.page_ids)
             self.memory.share(other.page_ids)
             other.seats = seats[choice : choice + 1]
@@ -157,6 +174,7 @@ class Books:
         sequence.lane.put(sequence, SequenceState.SUSPENDED)
         if sequence.page_ids:
             self.paused[sequence.age] = sequence
+        self._settle(sequence.flow)
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """running or paused → suspended without pages: everything is computed again."""
@@ -176,57 +194,164 @@ class Books:
             self.free_seats.extend(sequence.seats)
             sequence.seats = ()
 
-    def _note_start(self, now: float) -> None:
-        if self._last_start_s is not None:
-            interval = now - self._last_start_s
-            self.start_interval_s += 0.1 * (interval - self.start_interval_s)
-        self._last_start_s = now
+    def charge(self, sequence: Sequence, end: int) -> None:
+        """Service up to position `end`, at the configured prices; what was computed or found
+        before is free."""
+        start = max(sequence.num_planned, sequence.num_charged)
+        decoded = end - max(start, sequence.num_prompt)
+        limits = self.limits
+        service = (end - start) * limits.prefill_price
+        if decoded > 0:
+            service += decoded * (limits.decode_price - limits.prefill_price)
+        sequence.num_charged = end
+        turn = self.turns.get(sequence.lane.digest)
+        assert turn is not None, "service without a turn"
+        turn.service += service
+        flow = sequence.flow
+        flow.service += service
+        self.step_service += service
+        self.ledger.charge(flow.share, service)
 
-    # ---- lanes
+    # ---- lines
 
-    def queue(self, lane: Lane, now: float) -> None:
-        """The lane's demand begins, or goes to the tail after a turn."""
-        lane.queued_at = self._queue_events
-        self._queue_events += 1
-        self.place_in_line(lane, now)
+    def flow(self, lane: Lane, key: FlowKey, weight: float) -> Flow:
+        """The live flow, which begins now if it is new."""
+        flow = lane.flows.get(key)
+        if flow is None:
+            flow = lane.flows[key] = Flow(key, lane, self.ledger.flow(key, weight))
+            if not lane.is_absent:
+                flow.share.wake()
+        return flow
 
-    def place_in_line(self, lane: Lane, now: float) -> None:
-        """Into the ring if the lane could run, else among those whose weights are absent."""
-        if lane.is_base or lane.digest in self.on_host or self.memory.slots.get(lane.digest):
-            self.ring.add(lane)
-            lane.blame(Cause.PLACE, now)
-        else:
+    def line_up(self, flow: Flow, now: float) -> None:
+        """The flow's demand begins, or it goes to the tail after a turn."""
+        flow.queued_at = self._next_event()
+        self._place_in_line(flow, now)
+
+    def _settle(self, flow: Flow) -> None:
+        """A sequence of the flow ended or was stopped. A flow that waits and of which nothing runs
+        stands in a line, also while another flow's turn has its adapter in a place."""
+        if not flow.num_deferred:
+            self.leave_line(flow)
+        elif flow.line < 0 and not flow.num_running and flow.lane.digest in self.turns:
+            flow.queued_at = self._next_event()
+            self.ring.add(flow)
+            flow.lane.num_in_ring += 1
+
+    def note_presence(self, lane: Lane, now: float) -> None:
+        """The lane's weights came or went: its flows change the line, and keep their time."""
+        lane.is_absent = not (
+            lane.is_base or lane.digest in self.on_host or self.memory.slots.get(lane.digest)
+        )
+        if lane.is_absent:
             self.absent[lane.digest] = lane
             lane.wanted_s = now
+        else:
+            self.absent.pop(lane.digest, None)
+        for flow in lane.flows.values():
+            if flow.line >= 0:
+                self.leave_line(flow)
+                self._place_in_line(flow, now)
+            if lane.is_absent:
+                flow.share.rest()
+            else:
+                flow.share.wake()
+        self._note_place(lane)
+
+    def _place_in_line(self, flow: Flow, now: float) -> None:
+        lane = flow.lane
+        if lane.is_absent:
+            self.loading.add(flow)
             lane.blame(Cause.LOAD, now)
+            return
+        self.ring.add(flow)
+        lane.num_in_ring += 1
+        if lane.digest not in self.turns:
+            lane.blame(Cause.PLACE, now)
+        self._note_place(lane)
 
-    def leave_line(self, lane: Lane) -> None:
-        """Its turn begins, or nothing of it waits any more."""
-        if lane.in_ring:
-            self.ring.remove(lane)
-        self.absent.pop(lane.digest, None)
+    def leave_line(self, flow: Flow) -> None:
+        """It has what it stood for, or nothing of it waits any more."""
+        if flow.line == RING:
+            self.ring.remove(flow)
+            flow.lane.num_in_ring -= 1
+            self._note_place(flow.lane)
+        elif flow.line == LOADING:
+            self.loading.remove(flow)
 
-    def is_in_line(self, lane: Lane) -> bool:
-        return lane.in_ring or lane.digest in self.absent or lane.digest in self.turns
+    def granted(self, flow: Flow) -> None:
+        """The flow had a grant of the ring."""
+        self.ring.granted(flow, self._next_event())
+
+    def asked(self, flow: Flow) -> None:
+        """The flow's adapter was asked for."""
+        self.loading.granted(flow, self._next_event())
+
+    def _next_event(self) -> int:
+        self._events += 1
+        return self._events - 1
+
+    def _note_place(self, lane: Lane) -> None:
+        if lane.num_in_ring and not lane.is_base and lane.digest not in self.turns:
+            self.placeless[lane.digest] = lane
+        else:
+            self.placeless.pop(lane.digest, None)
+
+    # ---- turns
+
+    def begin_turn(self, flow: Flow, now: float) -> None:
+        """The flow's adapter has a place; its first sequence was started."""
+        lane = flow.lane
+        self.memory.slots.touch(lane.digest)
+        lane.blame(Cause.BUDGET, now)
+        self.turns.begin(flow, self.next_step, now)
+        self._note_place(lane)
 
     def end_turn(self, turn: Turn, now: float) -> None:
-        """The place is free; what still runs is paused, and the lane goes to the tail."""
+        """The place is free; what still runs is paused, and who was served goes to the tail."""
         lane = turn.lane
-        self.turns.end(turn)
-        self.memory.slots.touch(lane.digest)
+        self._end_turn(turn)
+        if turn.closing_since is not None:
+            self.rates.turn_ended(now - turn.began_s)
+        served = {sequence.flow: None for sequence in lane.running.values()}
         for sequence in list(lane.running.values()):
             if not sequence.exhausted:
                 self.pause(sequence, now)
-        if lane.num_deferred:
-            self.queue(lane, now)
+        for flow in served:
+            if flow.line < 0 and flow.num_deferred:
+                self.line_up(flow, now)
+        if lane.num_deferred and not lane.is_absent:
+            lane.blame(Cause.PLACE, now)
+        self._note_place(lane)
+
+    def _end_turn(self, turn: Turn) -> None:
+        self.turns.end(turn)
+        self.memory.slots.touch(turn.lane.digest)
+
+    def num_before(self, lane: Lane) -> int:
+        """The most grants before the next one to an adapter in the ring."""
+        return min(self.ring.num_before(f) for f in lane.flows.values() if f.line == RING)
+
+    def check_lines(self, lane: Lane) -> None:
+        """Raises: AssertionError when somebody waits for nothing, or stands for nobody."""
+        has_turn = lane.digest in self.turns
+        for flow in lane.flows.values():
+            served = bool(flow.num_running) and has_turn
+            assert flow.line >= 0 or served or not flow.num_deferred, f"{flow.key} is forgotten"
+            assert flow.line < 0 or flow.num_deferred, f"{flow.key} stands for nobody"
+            assert flow.line < 0 or flow.line == (LOADING if lane.is_absent else RING)
+        assert lane.num_in_ring == sum(f.line == RING for f in lane.flows.values())
+        lacks = lane.num_in_ring > 0 and not lane.is_base and not has_turn
+        assert lacks is (lane.digest in self.placeless)
+
+    # ---- adapters
 
     def evict_slot(self, slot: Slot, now: float) -> None:
         """The adapter leaves the arena; if somebody waits for it, its weights are absent again."""
         self.memory.evict_slot(slot)
         lane = self.lanes.get(slot.digest)
-        if lane is not None and lane.in_ring:
-            self.ring.remove(lane)
-            self.place_in_line(lane, now)
+        if lane is not None:
+            self.note_presence(lane, now)
 
     def fail_lane(self, lane: Lane, failure: Failure, now: float) -> None:
         """Its adapter cannot be had: all its requests end."""

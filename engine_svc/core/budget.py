@@ -1,14 +1,15 @@
 """What runs in a step: every decode, then prompts in chunks within max_num_batched_tokens.
 
-Each adapter with a prompt gets a first piece, the least served first; the rest goes to the oldest.
-Pages are given oldest first, so that whoever loses pages to an older one has none from this step.
+Each flow with a prompt gets a first piece; all else goes by the least virtual counter: of the
+classes, of their tenants, of a tenant's flows. Pages are given oldest first, so that whoever loses
+pages to an older one has none from this step.
 """
 
 from __future__ import annotations
 
-import heapq
-
 from engine_svc.core.books import Books
+from engine_svc.core.flow import Flow
+from engine_svc.core.heads import Heads
 from engine_svc.core.pressure import Claim, make_room
 from engine_svc.core.sequence import Age, Sequence, SequenceState
 from engine_svc.core.start import (
@@ -23,9 +24,8 @@ from engine_svc.core.waits import Cause
 def divide_budget(books: Books, now: float) -> list[Sequence]:
     """Tokens for what runs already; returns the sequences of the step, each with its `share`."""
     running: list[Sequence] = []
-    prompts: list[list[Sequence]] = []
-    for turn in sorted(books.turns, key=lambda turn: turn.service):
-        prefilling = []
+    prompts: list[Sequence] = []
+    for turn in books.turns:
         for sequence in turn.lane.running.values():
             total = sequence.num_total
             if total >= sequence.max_total:
@@ -34,30 +34,28 @@ def divide_budget(books: Books, now: float) -> list[Sequence]:
                 sequence.share = 1
                 running.append(sequence)
             else:
-                prefilling.append(sequence)
-        if prefilling:
-            prompts.append(sorted(prefilling, key=lambda s: s.age))
+                prompts.append(sequence)
     if prompts:
         left = books.limits.max_num_batched_tokens - len(running)
         running += _divide_among_prompts(prompts, left, books.limits.min_chunk)
     return _give_pages(books, running, now)
 
 
-def _divide_among_prompts(
-    prompts: list[list[Sequence]], left: int, min_chunk: int
-) -> list[Sequence]:
-    piece = min(min_chunk, left // len(prompts))
-    firsts = {lane[0]: min(piece, lane[0].num_left) for lane in prompts}
-    left -= sum(firsts.values())
-    chosen = []
-    for sequence in sorted((s for lane in prompts for s in lane), key=lambda s: s.age):
-        first = firsts.get(sequence, 0)
-        more = min(left, sequence.num_left - first)
+def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) -> list[Sequence]:
+    prompts.sort(key=_priority)
+    firsts: dict[Flow, Sequence] = {}
+    for sequence in prompts:
+        firsts.setdefault(sequence.flow, sequence)
+        sequence.share = 0
+    piece = min(min_chunk, left // len(firsts))
+    for sequence in firsts.values():
+        sequence.share = min(piece, sequence.num_left)
+        left -= sequence.share
+    for sequence in prompts:
+        more = min(left, sequence.num_left - sequence.share)
         left -= more
-        sequence.share = first + more
-        if sequence.share:
-            chosen.append(sequence)
-    return chosen
+        sequence.share += more
+    return [sequence for sequence in prompts if sequence.share]
 
 
 def _give_pages(books: Books, chosen: list[Sequence], now: float) -> list[Sequence]:
@@ -92,21 +90,31 @@ def _fit_to_room(books: Books, sequence: Sequence, now: float) -> None:
     take_pages(books, sequence, sequence.share)
 
 
+def _priority(sequence: Sequence) -> tuple[float, float, float, Age]:
+    return *sequence.flow.level, sequence.age
+
+
+def has_budget(books: Books, sequence: Sequence) -> bool:
+    """A step has tokens for a first chunk beside what runs and the other flows' prompts."""
+    limits = books.limits
+    left = limits.max_num_batched_tokens - (limits.max_num_seqs - len(books.free_seats))
+    prefilling = {
+        s.flow for turn in books.turns for s in turn.lane.running.values() if s.num_left > 1
+    }
+    return left - len(prefilling) * limits.min_chunk >= min(limits.min_chunk, sequence.num_left)
+
+
 def start_waiting(books: Books, chosen: list[Sequence], now: float) -> list[Sequence]:
-    """Seats, pages and tokens that are left go to those who wait in adapters that hold a place,
-    in the order of their arrival; the first that cannot start stops the round."""
+    """Seats, pages and tokens that are left go to those who wait in adapters that hold a place;
+    the first that cannot start stops the round."""
+    if books.lacking is not None:
+        _blame(books, books.lacking, now)
+        return []
+    heads = Heads(books)
     left = books.limits.max_num_batched_tokens - sum(sequence.share for sequence in chosen)
-    open_lanes: list[tuple[Age, str]] = []
-    for turn in books.turns:
-        first = turn.lane.first()
-        if first is not None and turn.closing_since is None and not first.in_flight:
-            heapq.heappush(open_lanes, (first.age, turn.lane.digest))
     started: list[Sequence] = []
-    lacking = books.lacking
-    while open_lanes and lacking is None:
-        lane = books.lanes[open_lanes[0][1]]
-        sequence = lane.first()
-        assert sequence is not None
+    lacking: Cause | None = None
+    while (sequence := heads.first()) is not None:
         if left <= 0:
             lacking = Cause.BUDGET
         else:
@@ -116,10 +124,15 @@ def start_waiting(books: Books, chosen: list[Sequence], now: float) -> list[Sequ
         sequence.share = min(left, sequence.num_left)
         started.append(sequence)
         left -= sequence.share
-        heapq.heappop(open_lanes)
-        following = lane.first()
-        if following is not None and not following.in_flight:
-            heapq.heappush(open_lanes, (following.age, lane.digest))
-    for _, digest in open_lanes:
-        books.lanes[digest].blame(lacking or Cause.BUDGET, now)
+        books.charge(sequence, sequence.num_planned + sequence.share)
+    heads.put_back()
+    if lacking is not None:
+        _blame(books, lacking, now)
     return started
+
+
+def _blame(books: Books, cause: Cause, now: float) -> None:
+    """What waits in open turns waits for what the first of them lacks."""
+    for turn in books.turns:
+        if turn.closing_since is None and turn.lane.num_deferred:
+            turn.lane.blame(cause, now)

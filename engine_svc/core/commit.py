@@ -54,6 +54,7 @@ def _take_sample(books: Books, sequence: Sequence, sample: Sample, now: float) -
     reason, stop_token_id = _end_of(sequence, sample.token_id)
     books.outbox.token(sequence, sample, reason, stop_token_id)
     if reason is not None:
+        books.rates.choice_ended(len(sequence.output_ids))
         books.end_sequence(sequence)
         if live.finished:
             books.end_request(live, None, now)

@@ -2,10 +2,12 @@
 
     submit ─▶ admission ─▶ lane (all requests of one adapter) ─▶ ring ─▶ turn ─▶ step ─▶ outputs
 
-    admission.py  is there room in the queue, could it ever fit
+    admission.py  is there room in the queue, could it ever fit, would it wait too long
+    shares.py     virtual counters of classes, tenants and flows
+    ring.py       whose turn is next: tenants in turn, their flows in turn
     loads.py      weights: wanted, on the host, filling, in a slot
     places.py     who holds one of max_loras places: turns, closing, pausing
-    budget.py     whose tokens go into the step: decodes, then prompts in chunks
+    budget.py     whose tokens go into the step: decodes, then prompts in chunks, by counter
     pressure.py   who gives pages when there are too few
     planner.py    all that as one StepPlan
     commit.py     sampled tokens reach their sequences; what ended gives back pages and seats
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Mapping
 
 from engine_svc.core import failures
 from engine_svc.core.admission import admit, refusal
@@ -31,7 +34,7 @@ from engine_svc.core.report import StepReport
 from engine_svc.core.sequence import SequenceState
 from engine_svc.core.snapshot import CoreCounts, take_counts
 from engine_svc.core.waits import Cause
-from engine_svc.types import EngineLimits, Failure, LateInputs, OutputItem, Request
+from engine_svc.types import EngineLimits, Failure, LateInputs, OutputItem, Request, TenantQuota
 
 _NOTHING_LATE = LateInputs()
 
@@ -92,6 +95,20 @@ class EngineCore:
         live = self._books.requests.get(request_id)
         if live is not None:
             cut_choice(self._books, live, choice, keep_tokens, self._clock.now())
+
+    def set_shares(
+        self, tenant_weights: Mapping[str, float], adapter_weights: Mapping[str, float]
+    ) -> None:
+        """Weights from now on, by tenant and by digest; what is not named keeps 1, or the weight
+        of its AdapterRef. Raises: ValueError naming a weight that is not above 0."""
+        self._books.ledger.set_weights(tenant_weights, adapter_weights)
+
+    def set_quotas(self, quotas: Mapping[str, TenantQuota]) -> None:
+        """Queue limits from now on; tenants that are not named have none of their own.
+
+        Raises: ValueError naming a limit below 0.
+        """
+        self._books.queue.set_quotas(quotas)
 
     def drain(self) -> None:
         """Refuse new requests from now on; what was admitted goes on."""
@@ -175,18 +192,20 @@ class EngineCore:
         holders = {id(s): s for s in [*sequences, *books.leaving]}.values()
         books.memory.check_integrity(s.page_ids for s in holders)
         books.ring.check_integrity()
+        books.loading.check_integrity()
+        books.ledger.check_integrity()
         books.turns.check_integrity()
         seats = [seat for s in sequences for seat in s.seats] + books.free_seats
         assert sorted(seats) == list(range(books.limits.max_num_seqs)), "a seat is lost"
         for lane in books.lanes.values():
             lane.check_integrity()
-            if lane.num_deferred:
-                assert books.is_in_line(lane), f"{lane.digest} waits for nothing"
+            books.check_lines(lane)
         assert sum(books.deferred) == sum(lane.num_deferred for lane in books.lanes.values())
         running = [s for s in sequences if s.state is SequenceState.RUNNING]
         assert books.num_running == len(running)
         paused = {s.age for s in sequences if s.state is SequenceState.SUSPENDED and s.page_ids}
         assert paused == books.paused.keys(), "paused sequences are out of the books"
-        assert books.num_queued == sum(r.waits is None for r in books.requests.values())
+        queued = [r.request for r in books.requests.values() if r.waits is None]
+        books.queue.check_integrity([(r.flow.tenant, len(r.prompt_token_ids)) for r in queued])
         if not books.requests and not self._in_flight:
             assert not books.leaving, "an ended sequence keeps its pages"

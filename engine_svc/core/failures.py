@@ -16,6 +16,45 @@ def queue_full(queued: int, limit: int, retry_after_s: float) -> Failure:
     )
 
 
+def queue_tokens_full(queued: int, tokens: int, limit: int, retry_after_s: float) -> Failure:
+    return Failure(
+        "RESOURCE_EXHAUSTED",
+        "QUEUE_FULL",
+        f"{queued} prompt tokens wait for their first step, {tokens} more exceed the limit of "
+        f"{limit}; retry in {retry_after_s:.1f} s",
+        (("queued_tokens", str(queued)), ("tokens", str(tokens)), ("limit", str(limit))),
+        retry_after_s,
+    )
+
+
+def tenant_quota(
+    tenant: str, field: str, used: int, asked: int, limit: int, retry_after_s: float
+) -> Failure:
+    what = "requests" if field == "max_queued_requests" else "prompt tokens"
+    return Failure(
+        "RESOURCE_EXHAUSTED",
+        "TENANT_QUOTA",
+        f"tenant {tenant} has {used} {what} in the queue, {asked} more exceed its limit of "
+        f"{limit}; retry in {retry_after_s:.1f} s",
+        (
+            ("tenant", tenant), ("field", field), ("queued", str(used)), ("value", str(asked)),
+            ("limit", str(limit)),
+        ),
+        retry_after_s,
+    )  # fmt: skip
+
+
+def wait_exceeds_deadline(wait_s: float, limit_s: float, retry_after_s: float) -> Failure:
+    return Failure(
+        "RESOURCE_EXHAUSTED",
+        "WAIT_EXCEEDS_DEADLINE",
+        f"the request would wait up to {wait_s:.1f} s for its first step, at most {limit_s:.1f} s "
+        f"are allowed; retry in {retry_after_s:.1f} s",
+        (("wait_s", f"{wait_s:.3f}"), ("limit_s", f"{limit_s:.3f}")),
+        retry_after_s,
+    )
+
+
 def draining() -> Failure:
     return Failure(
         "UNAVAILABLE", "DRAINING", "the engine is shutting down; use another one", (), 1.0

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import OrderedDict
+import heapq
+from collections.abc import Iterator
 
+from engine_svc.core.flow import Flow, Rank
 from engine_svc.core.sequence import Age, Sequence, SequenceState
 from engine_svc.core.waits import Cause, WaitClock
-from engine_svc.types import BASE_DIGEST, AdapterRef
-
-
-def _age(sequence: Sequence) -> Age:
-    return sequence.age
+from engine_svc.types import BASE_DIGEST, AdapterRef, FlowKey, ServiceClass
 
 
 class Lane:
-    """The sequences of one adapter by state, oldest first, and what they wait for."""
+    """The flows of one adapter, its running sequences, and what the others wait for."""
 
     def __init__(
         self,
@@ -27,28 +24,22 @@ class Lane:
     ) -> None:
         self.ref = ref
         self.digest = BASE_DIGEST if ref is None else ref.digest
-        self.weight = 1.0 if ref is None else ref.weight
+        self.is_base = self.digest == BASE_DIGEST
         self.clock = WaitClock(cause, now)
-        self.num_requests = 0
-        self.waiting: OrderedDict[Age, Sequence] = OrderedDict()
-        self.suspended: list[Sequence] = []
+        self.flows: dict[FlowKey, Flow] = {}
         self.running: dict[Age, Sequence] = {}
-        #: when its demand began or its last turn ended, as a count of such events
-        self.queued_at = -1
-        self.in_ring = False
+        self.num_deferred = 0
+        #: its flows that stand in the ring
+        self.num_in_ring = 0
+        #: its weights are neither on the host nor in a slot
+        self.is_absent = False
         self.wanted_s = now
         #: tokens that a sequence may have, once the adapter's size is known
         self.max_total = max_total
         #: sequences that wait, by cause, over all lanes; shared
         self._deferred = deferred
-
-    @property
-    def is_base(self) -> bool:
-        return self.digest == BASE_DIGEST
-
-    @property
-    def num_deferred(self) -> int:
-        return len(self.waiting) + len(self.suspended)
+        #: flows with somebody who waits, by the rank that they had when they were put here
+        self._heaps: dict[ServiceClass, list[tuple[Rank, Flow]]] = {c: [] for c in ServiceClass}
 
     def blame(self, cause: Cause, now: float) -> None:
         """What waits here waits for `cause` from now on."""
@@ -57,45 +48,85 @@ class Lane:
             self._deferred[cause] += self.num_deferred
             self.clock.turn(cause, now)
 
-    def first(self) -> Sequence | None:
-        """Who starts next: what was running before, then what arrived first."""
-        if self.suspended:
-            return self.suspended[0]
-        return next(iter(self.waiting.values()), None)
+    def deferred(self) -> Iterator[Sequence]:
+        """Everybody who waits, flow by flow."""
+        for flow in self.flows.values():
+            yield from flow.suspended
+            yield from flow.waiting.values()
+
+    def least(self, service_class: ServiceClass) -> Flow | None:
+        """The flow of a class that is served next: the least counter, then the longest wait.
+        Counters only grow, so ranks from earlier are lower bounds, corrected at the top."""
+        heap = self._heaps[service_class]
+        while heap:
+            rank, flow = heap[0]
+            if not flow.num_deferred:
+                heapq.heappop(heap)
+                flow.in_heap = False
+                continue
+            present = flow.rank
+            if present == rank:
+                return flow
+            heapq.heapreplace(heap, (present, flow))
+        return None
+
+    def take_out(self, flow: Flow) -> None:
+        """`flow` was the least; it comes back with `put_back`."""
+        taken = heapq.heappop(self._heaps[flow.key.service_class])[1]
+        assert taken is flow
+        flow.in_heap = False
+
+    def put_back(self, flow: Flow) -> None:
+        if not flow.in_heap and flow.num_deferred:
+            flow.in_heap = True
+            heapq.heappush(self._heaps[flow.key.service_class], (flow.rank, flow))
 
     def put(self, sequence: Sequence, state: SequenceState) -> None:
         """Move a sequence into a state."""
         self._take(sequence)
         sequence.state = state
+        flow = sequence.flow
         if state is SequenceState.RUNNING:
             self.running[sequence.age] = sequence
+            flow.num_running += 1
             return
         if state is SequenceState.ENDED:
             return
+        self.num_deferred += 1
         self._deferred[self.clock.cause] += 1
         if state is SequenceState.WAITING:
-            self.waiting[sequence.age] = sequence
+            flow.waiting[sequence.age] = sequence
         else:
-            insort(self.suspended, sequence, key=_age)
+            flow.suspend(sequence)
+        self.put_back(flow)
 
     def _take(self, sequence: Sequence) -> None:
+        flow = sequence.flow
         if self.running.pop(sequence.age, None) is not None:
+            flow.num_running -= 1
             return
         if sequence.state is SequenceState.SUSPENDED:
-            self.suspended.remove(sequence)
-            self._deferred[self.clock.cause] -= 1
-        elif self.waiting.pop(sequence.age, None) is not None:
-            self._deferred[self.clock.cause] -= 1
+            flow.suspended.remove(sequence)
+        elif flow.waiting.pop(sequence.age, None) is None:
+            return
+        self.num_deferred -= 1
+        self._deferred[self.clock.cause] -= 1
 
     def check_integrity(self) -> None:
         for state, members in (
-            (SequenceState.WAITING, list(self.waiting.values())),
+            (SequenceState.WAITING, [s for f in self.flows.values() for s in f.waiting.values()]),
             (SequenceState.RUNNING, list(self.running.values())),
-            (SequenceState.SUSPENDED, self.suspended),
+            (SequenceState.SUSPENDED, [s for f in self.flows.values() for s in f.suspended]),
         ):
             for sequence in members:
                 assert sequence.state is state
-                assert sequence.lane is self
+                assert sequence.flow.lane is self
                 assert bool(sequence.seats) is (state is SequenceState.RUNNING)
-        ages = [sequence.age for sequence in self.suspended]
-        assert ages == sorted(ages), "suspended sequences are out of order"
+        assert self.num_deferred == sum(flow.num_deferred for flow in self.flows.values())
+        known = {id(flow) for heap in self._heaps.values() for _, flow in heap}
+        for flow in self.flows.values():
+            ages = [sequence.age for sequence in flow.suspended]
+            assert ages == sorted(ages), "suspended sequences are out of order"
+            assert flow.num_running == sum(s.flow is flow for s in self.running.values())
+            assert not flow.num_deferred or id(flow) in known, "a flow that waits is not served"
+            assert flow.share.is_active is not self.is_absent, "an absent adapter's counter runs"

@@ -55,7 +55,8 @@ class Loads:
             self._ask(now)
         if books.on_host:
             self._forget_unwanted()
-            for position, lane in enumerate(books.ring.first(1 + books.limits.prefetch_adapters)):
+            coming = books.ring.first(1 + books.limits.prefetch_adapters)
+            for position, lane in enumerate(dict.fromkeys(flow.lane for flow in coming)):
                 if lane.digest in books.on_host and not books.memory.slots.get(lane.digest):
                     self._try_fill(lane, position == 0, now)
 
@@ -68,14 +69,20 @@ class Loads:
 
     def _ask(self, now: float) -> None:
         books = self._books
-        for lane in books.absent.values():
-            if len(self._asked) + len(books.on_host) >= books.limits.max_wanted:
+        room = books.limits.max_wanted - len(self._asked) - len(books.on_host)
+        if room <= 0:
+            return
+        for flow in books.loading.first(len(self._asked) + room):
+            lane = flow.lane
+            if room <= 0:
                 return
             if lane.digest in self._asked:
                 continue
             assert lane.ref is not None
             self._source.want(lane.ref, len(self._asked))
             self._asked[lane.digest] = now
+            books.asked(flow)
+            room -= 1
 
     def _rank(self) -> None:
         """What is still outstanding has moved up."""
@@ -109,15 +116,15 @@ class Loads:
             self._failed(weights.digest, too_large, now)
             return
         self._bound_requests(lane, weights.num_pages, now)
-        if books.absent.pop(weights.digest, None) is not None:
-            books.place_in_line(lane, now)
+        if lane.is_absent:
+            books.note_presence(lane, now)
 
     def _bound_requests(self, lane: Lane, num_pages: int, now: float) -> None:
         """Now that the adapter's size is known, refuse prompts that cannot fit beside it."""
         lane.max_total = min(
             self._books.limits.context_tokens, arena_tokens(self._books.limits, num_pages)
         )
-        for sequence in [*lane.suspended, *lane.waiting.values()]:
+        for sequence in list(lane.deferred()):
             sequence.max_total = min(sequence.max_total, lane.max_total)
             tokens = len(sequence.live.request.prompt_token_ids)
             if tokens >= lane.max_total and not sequence.live.ended:

@@ -1,14 +1,16 @@
 """Who holds a place: turns end here, and places, seats and first pages go to the ring's first.
 
-An adapter whose slot is still filling keeps its position and is passed over until it is ready. The
-first that lacks seats or pages stops the round: what comes free is kept for it.
+A flow whose slot is still filling keeps its position and is passed over until it is ready. The
+first that lacks seats, pages or tokens stops the round: what comes free is kept for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 
-from engine_svc.core.books import Books
+from engine_svc.core.books import RING, Books
+from engine_svc.core.budget import has_budget
+from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.pressure import Claim
 from engine_svc.core.start import try_start
@@ -19,77 +21,102 @@ from engine_svc.types import BASE_DIGEST
 def close_turns(books: Books, now: float) -> None:
     """End turns that have nothing to run or have closed for long enough; close those that are
     due while somebody waits for what they hold."""
-    step, limits = books.next_step, books.limits
-    num_lacking = max(0, books.ring.num_adapters - books.turns.num_free_places)
+    step, limits, scarce = books.next_step, books.limits, books.scarce
+    num_lacking = max(0, len(books.placeless) - books.turns.num_free_places)
     num_closing = 0
     for turn in books.turns:
-        if not turn.lane.num_deferred and all(s.exhausted for s in turn.lane.running.values()):
-            books.end_turn(turn, now)
-        elif turn.closing_since is not None and not (num_lacking or books.scarce):
+        if not scarce and (turn.lane.is_base or not num_lacking):
+            turn.spend_freely()
             turn.closing_since = None
-        elif turn.is_over(step, limits):
+        takes_nobody = turn.closing_since is not None or not turn.lane.num_deferred
+        if (takes_nobody and all(s.exhausted for s in turn.lane.running.values())) or turn.is_over(
+            step, limits
+        ):
             books.end_turn(turn, now)
         elif turn.closing_since is not None:
             num_closing += 1
     for turn in books.turns:
         if turn.closing_since is None and turn.is_due(step, limits):
-            wanted = len(books.ring) if books.scarce else num_lacking * (not turn.lane.is_base)
+            wanted = len(books.ring) if scarce else num_lacking * (not turn.lane.is_base)
             if num_closing < wanted:
                 turn.closing_since = step
                 num_closing += 1
 
 
 def grant_places(books: Books, now: float) -> None:
-    """Begin turns, each with its lane's first sequence."""
+    """Begin turns, each with its flow's first sequence, in the order of the ring."""
     books.lacking = None
     if not len(books.ring):
         return
-    for lane in _ready_lanes(books):
-        if not is_ready(books, lane):
-            continue
-        sequence = lane.first()
-        assert sequence is not None, "a lane in the ring has nobody to run"
-        if not lane.is_base and not books.turns.num_free_places:
-            lane.blame(Cause.PLACE, now)
-            continue
-        if sequence.in_flight:
-            continue
-        lacking = try_start(books, sequence, Claim.TURN, books.limits.min_chunk, now)
-        if lacking is not None:
-            lane.blame(lacking, now)
-            books.lacking = lacking
+    free = books.turns.num_free_places
+    coming = books.ring.first(free + 1 + books.limits.prefetch_adapters)
+    for position, flow in enumerate(coming):
+        if flow.line == RING and not _grant(books, flow, position == 0, now):
             break
-        begin_turn(books, lane, now)
+    else:
+        for flow in _others_ready(books, set(coming)):
+            if not _grant(books, flow, False, now):
+                break
     _blame_loading(books, now)
 
 
-def begin_turn(books: Books, lane: Lane, now: float) -> None:
-    """The lane has a place; its first sequence was started."""
-    books.leave_line(lane)
-    books.memory.slots.touch(lane.digest)
-    lane.blame(Cause.BUDGET, now)
-    books.turns.begin(lane, books.next_step)
+def _grant(books: Books, flow: Flow, is_head: bool, now: float) -> bool:
+    """Give the flow its turn if there is a place for it; False when it lacks something else."""
+    lane, turn = flow.lane, books.turns.get(flow.lane.digest)
+    if not is_ready(books, lane):
+        return True
+    if turn is None:
+        if not lane.is_base and not books.turns.num_free_places:
+            lane.blame(Cause.PLACE, now)
+            return True
+    elif turn.closing_since is not None and not is_head:
+        return True
+    sequence = flow.first()
+    assert sequence is not None, "a flow in the ring has nobody to run"
+    if sequence.in_flight:
+        return True
+    lacking: Cause | None = Cause.BUDGET
+    if has_budget(books, sequence):
+        lacking = try_start(books, sequence, Claim.TURN, books.limits.min_chunk, now)
+    if lacking is not None:
+        lane.blame(lacking, now)
+        books.lacking = lacking
+        return False
+    begin_turn(books, flow, now)
+    return True
+
+
+def begin_turn(books: Books, flow: Flow, now: float) -> None:
+    """The flow's first sequence was started. An adapter that holds a place already, for another
+    flow, keeps it; if that turn was closing, the flow's own begins in its place."""
+    books.granted(flow)
+    turn = books.turns.get(flow.lane.digest)
+    if turn is None:
+        books.begin_turn(flow, now)
+    elif turn.closing_since is not None:
+        books.turns.renew(flow, books.next_step, now)
 
 
 def end_unused_turns(books: Books, lanes_in_plan: Container[Lane], now: float) -> None:
-    """A turn of which the step runs nothing is over."""
+    """A turn of which nothing runs, or can, is over."""
     for turn in books.turns:
         if turn.lane not in lanes_in_plan:
             books.end_turn(turn, now)
 
 
-def _ready_lanes(books: Books) -> list[Lane]:
-    """Lanes of the ring that could run in this step, in its order; found from the ring or from
-    the slots, whichever are fewer."""
-    base = books.lanes.get(BASE_DIGEST)
-    if not books.turns.num_free_places:
-        return [base] if base is not None and base.in_ring else []
-    slots = books.memory.slots
-    if len(books.ring) <= slots.num_slots:
-        return [lane for lane in books.ring if is_ready(books, lane)]
-    found = [base, *(books.lanes.get(slot.digest) for slot in slots.all())]
-    ready = [lane for lane in found if lane is not None and lane.in_ring and is_ready(books, lane)]
-    return sorted(ready, key=lambda lane: lane.queued_at)
+def _others_ready(books: Books, tried: set[Flow]) -> list[Flow]:
+    """Flows behind the ring's first that could run at once while those load: a place, if any is
+    left, is theirs; the base needs none. The oldest of each adapter, in the order of demand."""
+    lanes = [books.lanes.get(BASE_DIGEST)]
+    if books.turns.num_free_places:
+        lanes += [books.lanes.get(slot.digest) for slot in books.memory.slots.all()]
+    found = []
+    for lane in lanes:
+        if lane is not None and lane.num_in_ring and lane.digest not in books.turns:
+            flows = [f for f in lane.flows.values() if f.line == RING and f not in tried]
+            if flows and is_ready(books, lane):
+                found.append(min(flows, key=lambda flow: flow.queued_at))
+    return sorted(found, key=lambda flow: flow.queued_at)
 
 
 def is_ready(books: Books, lane: Lane) -> bool:
@@ -100,8 +127,7 @@ def is_ready(books: Books, lane: Lane) -> bool:
 def _blame_loading(books: Books, now: float) -> None:
     """A free place that nobody can take: the ring's first wait for their copy into a slot."""
     free = books.turns.num_free_places
-    for lane in books.ring.first(free) if free else ():
-        if is_ready(books, lane):
-            continue
-        if lane.clock.cause is not Cause.BYTES:
+    for flow in books.ring.first(free) if free else ():
+        lane = flow.lane
+        if not is_ready(books, lane) and lane.clock.cause is not Cause.BYTES:
             lane.blame(Cause.LOAD, now)

@@ -56,6 +56,7 @@ def plan_step(books: Books, loads: Loads, now: float, num_in_flight: int) -> Lau
     """Form the next step, or None when nothing can run."""
     books.page_copies.clear()
     books.opened.clear()
+    books.step_service = 0.0
     close_turns(books, now)
     loads.advance(now)
     grant_places(books, now)
@@ -65,7 +66,10 @@ def plan_step(books: Books, loads: Loads, now: float, num_in_flight: int) -> Lau
         chosen = _choose(books, now)
     by_lane = _group(chosen)
     end_unused_turns(books, by_lane, now)
-    return _build(books, by_lane, num_in_flight, now) if chosen else None
+    if not chosen:
+        books.rates.nothing_planned()
+        return None
+    return _build(books, by_lane, num_in_flight, now)
 
 
 def _choose(books: Books, now: float) -> list[Sequence]:
@@ -86,7 +90,7 @@ def _unlock(books: Books, loads: Loads, now: float) -> None:
         loads.try_fill_now(lane, now)
         grant_places(books, now)
     elif try_start(books, oldest, Claim.TURN, books.limits.min_chunk, now, True) is None:
-        begin_turn(books, lane, now)
+        begin_turn(books, oldest.flow, now)
 
 
 def _group(chosen: list[Sequence]) -> dict[Lane, list[Sequence]]:
@@ -131,13 +135,12 @@ def _build(
     for sequence, _ in books.page_copies:
         sequence.page_copy = None
     books.next_step += 1
+    books.rates.step_planned(now, books.step_service)
     books.memory.pool.launched_step = plan.step
     return LaunchedStep(plan, draft.rows, draft.by_seat, tuple(draft.segments))
 
 
 def _add_segment(books: Books, draft: _Draft, group: list[Sequence], slot: int, now: float) -> None:
-    turn = books.turns.get(group[0].lane.digest)
-    assert turn is not None
     page_size, num_tokens = books.limits.page_size, 0
     for sequence in group:
         if sequence.live.waits is None:
@@ -146,7 +149,7 @@ def _add_segment(books: Books, draft: _Draft, group: list[Sequence], slot: int, 
         end = sequence.num_planned + sequence.share
         num_tokens += sequence.share
         if end > sequence.num_charged:
-            turn.service += _charge(sequence, end)
+            books.charge(sequence, end)
         sequence.num_planned = end
         sequence.in_flight += 1
         draft.chunks.append(chunk)
@@ -191,17 +194,6 @@ def _prompt_logprobs(sequence: Sequence, end: int) -> tuple[int | None, int]:
     if top is None or live.forked or end <= len(live.prompt_logprobs):
         return None, -1
     return top, prompt[end] if end < len(prompt) else -1
-
-
-def _charge(sequence: Sequence, end: int) -> int:
-    """Service is prefill × 1 + decode × 2; what was computed or found before is free."""
-    start = sequence.num_planned
-    if sequence.num_charged > start:
-        start = sequence.num_charged
-    new = end - start
-    sequence.num_charged = end
-    decoded = end - max(start, sequence.num_prompt)
-    return new + decoded if decoded > 0 else new
 
 
 def _openings(sequence: Sequence) -> list[SeatOpening]:

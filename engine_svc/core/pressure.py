@@ -2,9 +2,10 @@
 
 In this order, each only as far as needed: resting cached pages; idle slots that nobody in the ring
 waits for, then those farthest from their turn; paused sequences, newest first; running sequences,
-newest first. Protected are the oldest sequence and its adapter's slot, sequences that have not
-advanced since they got their pages, and the slot at the ring's head. The oldest that could run may
-take all but the first of these: somebody always comes to an end, so nothing can lock up.
+those of the highest virtual counter first, newest first among equals. Protected are the oldest
+sequence and its adapter's slot, sequences that have not advanced since they got their pages, and
+the slot at the ring's head. The oldest that could run may take all but the first of these: somebody
+always comes to an end, so nothing can lock up.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def make_room(
 
     if _preempt_paused(books, needed, may_take, now):
         return True
-    for victim in _running_newest_first(books):
+    for victim in _running_most_served_first(books):
         younger = claim is Claim.TURN or is_oldest or victim.age > sequence.age
         if younger and may_take(victim):
             books.preempt(victim, now)
@@ -88,9 +89,9 @@ def make_room_for_load(books: Books, lane: Lane, count: int, now: float, urgent:
 
     def is_spare(slot: Slot) -> bool:
         waiting = books.lanes.get(slot.digest)
-        if waiting is None or not waiting.in_ring:
+        if waiting is None or not waiting.num_in_ring:
             return True
-        return for_oldest or waiting.queued_at > lane.queued_at
+        return for_oldest or books.num_before(waiting) > books.num_before(lane)
 
     if not slots.num_free:
         candidates = [s for s in _by_value(books) if is_spare(s)]
@@ -110,9 +111,9 @@ def make_room_for_load(books: Books, lane: Lane, count: int, now: float, urgent:
 
 def _is_spare(books: Books, slot: Slot, claim: Claim, is_oldest: bool) -> bool:
     lane = books.lanes.get(slot.digest)
-    if lane is None or not lane.in_ring:
+    if lane is None or not lane.num_in_ring:
         return True
-    return is_oldest or (claim is not Claim.MODEST and books.ring.position(lane) > 0)
+    return is_oldest or (claim is not Claim.MODEST and books.num_before(lane) > 0)
 
 
 def _by_value(books: Books) -> list[Slot]:
@@ -124,10 +125,10 @@ def _by_value(books: Books) -> list[Slot]:
         for slot in books.memory.idle_slots(books.turns.__contains__)
         if first is None or slot.digest != first.live.digest
     ]
-    wanted = [slot for slot in idle if slot.digest in books.lanes]
-    unwanted = [slot for slot in idle if slot.digest not in books.lanes]
-    wanted.sort(key=lambda slot: -books.lanes[slot.digest].queued_at)
-    return unwanted + wanted
+    lanes = {slot: books.lanes.get(slot.digest) for slot in idle}
+    wanted = {s: books.num_before(lane) for s, lane in lanes.items() if lane and lane.num_in_ring}
+    unwanted = [slot for slot in idle if slot not in wanted]
+    return unwanted + sorted(wanted, key=lambda slot: -wanted[slot])
 
 
 def _evict(
@@ -155,6 +156,6 @@ def _preempt_paused(
     return books.memory.num_room >= count
 
 
-def _running_newest_first(books: Books) -> list[Sequence]:
+def _running_most_served_first(books: Books) -> list[Sequence]:
     running = [s for turn in books.turns for s in turn.lane.running.values()]
-    return sorted(running, key=lambda s: s.age, reverse=True)
+    return sorted(running, key=lambda s: (*s.flow.level, s.age), reverse=True)

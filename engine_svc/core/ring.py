@@ -1,7 +1,11 @@
-"""The ring: adapters that could run if they had a place, in the order in which places come.
+"""A line of flows in the order in which they get something: the ring of places, the queue of loads.
 
-An adapter keeps the time at which its demand began, also while its weights load, and goes to the
-tail when its turn ends. The ring costs nothing for adapters that nobody asks for.
+    class ── tenants, least recently served first ── a tenant's flows, first come first
+
+What comes free goes to the first tenant's first flow, and that tenant goes to the tail. Of every
+`batch_grant_every` grants one goes to class batch while both classes stand here. A flow keeps its
+time of arrival while it is elsewhere; an account that comes back keeps the time of its last grant,
+so nobody is overtaken twice by one tenant. Nothing is done for flows that do not stand here.
 """
 
 from __future__ import annotations
@@ -10,45 +14,150 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import islice
 
-from engine_svc.core.lane import Lane
+from engine_svc.core.flow import Flow
+from engine_svc.core.shares import Share
+from engine_svc.types import FlowKey, ServiceClass
+
+_INTERACTIVE, _BATCH = ServiceClass.INTERACTIVE, ServiceClass.BATCH
 
 
-def _queued_at(lane: Lane) -> int:
-    return lane.queued_at
+def _queued_at(flow: Flow) -> int:
+    return flow.queued_at
+
+
+class _Standing:
+    """An account with flows in the line."""
+
+    __slots__ = ("account", "flows", "since")
+
+    def __init__(self, account: Share, since: int) -> None:
+        self.account = account
+        #: its arrival or last grant, as a count of events
+        self.since = since
+        self.flows: list[Flow] = []
+
+
+def _since(standing: _Standing) -> int:
+    return standing.since
 
 
 class Ring:
-    """Lanes in the order of `queued_at`."""
+    """Flows by class, tenant and arrival. `line` tells a ring from the other."""
 
-    def __init__(self) -> None:
-        self._lanes: list[Lane] = []
-        self.num_adapters = 0
+    def __init__(self, line: int, batch_grant_every: int) -> None:
+        self._line = line
+        self._every = batch_grant_every
+        self._accounts: dict[ServiceClass, list[_Standing]] = {c: [] for c in ServiceClass}
+        self._by_account: dict[Share, _Standing] = {}
+        #: grants to class interactive since the last one to batch
+        self._before_batch = batch_grant_every - 1
+        self._num_flows = 0
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return self._num_flows
 
-    def __iter__(self) -> Iterator[Lane]:
-        return iter(self._lanes)
+    def __iter__(self) -> Iterator[Flow]:
+        """In the order of the coming grants, as things stand."""
+        batch, interactive = self._rounds(_BATCH), self._rounds(_INTERACTIVE)
+        before_batch = self._before_batch
+        while True:
+            turn_of_batch = before_batch >= self._every - 1
+            flow = next(batch, None) if turn_of_batch else next(interactive, None)
+            if flow is None:
+                flow = next(interactive, None) if turn_of_batch else next(batch, None)
+            if flow is None:
+                return
+            before_batch = 0 if flow.key.service_class is _BATCH else before_batch + 1
+            yield flow
 
-    def first(self, count: int) -> list[Lane]:
-        return list(islice(self._lanes, count))
+    def first(self, count: int) -> list[Flow]:
+        return list(islice(self, count))
 
-    def position(self, lane: Lane) -> int:
-        return bisect_left(self._lanes, lane.queued_at, key=_queued_at)
+    def num_before(self, flow: Flow) -> int:
+        """The most grants that come before the flow's, whatever arrives: each tenant ahead of its
+        own has one for each flow up to its own, and the classes take their turns."""
+        line = self._accounts[flow.key.service_class]
+        standing = self._by_account[flow.account]
+        number = bisect_left(standing.flows, flow.queued_at, key=_queued_at)
+        place = number * len(line) + bisect_left(line, standing.since, key=_since)
+        return self._among_classes(flow.key, place)
 
-    def add(self, lane: Lane) -> None:
-        assert not lane.in_ring
-        insort(self._lanes, lane, key=_queued_at)
-        lane.in_ring = True
-        self.num_adapters += not lane.is_base
+    def num_before_newcomer(self, key: FlowKey) -> int:
+        """The same for a flow that would come now."""
+        line = self._accounts[key.service_class]
+        for place, standing in enumerate(line):
+            if standing.account.key == key.tenant:
+                return self._among_classes(key, len(standing.flows) * len(line) + place)
+        return self._among_classes(key, len(line))
 
-    def remove(self, lane: Lane) -> None:
-        del self._lanes[self.position(lane)]
-        lane.in_ring = False
-        self.num_adapters -= not lane.is_base
+    def add(self, flow: Flow) -> None:
+        assert flow.line < 0
+        standing = self._by_account.get(flow.account)
+        if standing is None:
+            since = max(flow.queued_at, flow.account.last_grants[self._line])
+            standing = self._by_account[flow.account] = _Standing(flow.account, since)
+            insort(self._accounts[flow.key.service_class], standing, key=_since)
+        insort(standing.flows, flow, key=_queued_at)
+        flow.line = self._line
+        self._num_flows += 1
+
+    def remove(self, flow: Flow) -> None:
+        standing = self._by_account[flow.account]
+        del standing.flows[bisect_left(standing.flows, flow.queued_at, key=_queued_at)]
+        flow.line = -1
+        self._num_flows -= 1
+        if not standing.flows:
+            del self._by_account[flow.account]
+            self._take_out(standing, flow.key.service_class)
+
+    def granted(self, flow: Flow, event: int) -> None:
+        """The flow, which still stands here or did until now, had its grant: its tenant goes to
+        the tail."""
+        service_class = flow.key.service_class
+        flow.account.last_grants[self._line] = event
+        if service_class is _BATCH:
+            self._before_batch = 0
+        else:
+            self._before_batch = min(self._before_batch + 1, self._every - 1)
+        standing = self._by_account.get(flow.account)
+        if standing is not None:
+            self._take_out(standing, service_class)
+            standing.since = event
+            self._accounts[service_class].append(standing)
+
+    def _take_out(self, standing: _Standing, service_class: ServiceClass) -> None:
+        line = self._accounts[service_class]
+        del line[bisect_left(line, standing.since, key=_since)]
+
+    def _among_classes(self, key: FlowKey, place: int) -> int:
+        """Grants before the one that has so many of its own class before it."""
+        if not all(self._accounts.values()):
+            alone = self._accounts[key.service_class] or not any(self._accounts.values())
+            if alone:
+                return place
+        if key.service_class is _BATCH:
+            return (place + 1) * self._every - 1
+        return -(-(place + 1) * self._every // (self._every - 1)) - 1
+
+    def _rounds(self, service_class: ServiceClass) -> Iterator[Flow]:
+        line, number, found = self._accounts[service_class], 0, True
+        while found:
+            found = False
+            for standing in line:
+                if number < len(standing.flows):
+                    found = True
+                    yield standing.flows[number]
+            number += 1
 
     def check_integrity(self) -> None:
-        order = [lane.queued_at for lane in self._lanes]
-        assert order == sorted(set(order)), "the ring is out of order"
-        assert all(lane.in_ring for lane in self._lanes)
-        assert self.num_adapters == sum(not lane.is_base for lane in self._lanes)
+        count = 0
+        for line in self._accounts.values():
+            times = [standing.since for standing in line]
+            assert times == sorted(set(times)), "tenants are out of order"
+            for standing in line:
+                order = [flow.queued_at for flow in standing.flows]
+                assert order == sorted(set(order)), "a tenant's flows are out of order"
+                assert order, "a tenant stands for nothing"
+                assert all(flow.line == self._line for flow in standing.flows)
+                count += len(order)
+        assert count == self._num_flows

@@ -24,6 +24,7 @@ from engine_svc.types import (
 )
 
 if TYPE_CHECKING:
+    from engine_svc.core.flow import Flow
     from engine_svc.core.lane import Lane
 
 #: order of arrival, then choice: who is older
@@ -42,7 +43,7 @@ class Sequence:
     """One choice: its tokens, its pages, its seats, and how far steps have taken it."""
 
     live: LiveRequest
-    lane: Lane
+    flow: Flow
     choice: int
     #: tokens at which it ends: prompt + max_tokens, the context, or what the arena can hold
     max_total: int
@@ -75,10 +76,12 @@ class Sequence:
     page_tuple: tuple[int, ...] | None = None
     #: its tokens in the plan being made
     share: int = 0
+    lane: Lane = field(init=False)
     num_prompt: int = field(init=False)
     age: Age = field(init=False)
 
     def __post_init__(self) -> None:
+        self.lane = self.flow.lane
         self.num_prompt = len(self.live.request.prompt_token_ids)
         self.age = (self.live.order, self.choice)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_svc.core.books import Books
-from engine_svc.core.lane import Lane
+from engine_svc.core.books import RING, Books
+from engine_svc.core.flow import Flow
+from engine_svc.core.limits import turn_steps
 from engine_svc.core.loads import Loads
-from engine_svc.core.sequence import SequenceState
+from engine_svc.core.sequence import LiveRequest
 from engine_svc.core.slots import SlotState
-from engine_svc.types import AdapterRef, FlowKey, FlowSnapshot, ResidentAdapter
+from engine_svc.types import FlowKey, FlowSnapshot, ResidentAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,37 +61,40 @@ def take_counts(books: Books, loads: Loads, now: float, draining: bool) -> CoreC
 
 
 def _flows(books: Books, now: float) -> tuple[FlowSnapshot, ...]:
-    counts: dict[FlowKey, list[int]] = {}
-    adapters: dict[FlowKey, AdapterRef | None] = {}
-    waited: dict[FlowKey, float] = {}
-    column = {SequenceState.WAITING: 0, SequenceState.RUNNING: 1, SequenceState.SUSPENDED: 2}
+    oldest: dict[FlowKey, LiveRequest] = {}
     for live in books.requests.values():
-        flow = live.request.flow
-        row = counts.setdefault(flow, [0, 0, 0])
-        adapters.setdefault(flow, live.request.adapter)
-        for sequence in live.sequences:
-            if sequence.state in column:
-                row[column[sequence.state]] += 1
         if live.waits is None:
-            waited.setdefault(flow, now - live.request.received_s)
+            oldest.setdefault(live.request.flow, live)
     return tuple(
         FlowSnapshot(
-            flow,
-            adapters[flow],
-            waiting,
-            running,
-            paused,
-            ring_position=_position(books, books.lanes[flow.digest]),
-            waited_s=waited.get(flow, 0.0),
+            flow.key,
+            lane.ref,
+            len(flow.waiting),
+            flow.num_running,
+            len(flow.suspended),
+            ring_position=_position(books, flow),
+            waited_s=now - oldest[flow.key].request.received_s if flow.key in oldest else 0.0,
+            virtual_counter=flow.share.counter,
+            wait_bound_s=wait_bound_steps(books, flow) * books.rates.step_s,
         )
-        for flow, (waiting, running, paused) in counts.items()
+        for lane in books.lanes.values()
+        for flow in lane.flows.values()
     )
 
 
-def _position(books: Books, lane: Lane) -> int:
-    if lane.in_ring:
-        return books.ring.position(lane) + 1
-    return -1 if lane.digest in books.absent else 0
+def _position(books: Books, flow: Flow) -> int:
+    if flow.line == RING and flow.lane.digest not in books.turns:
+        return books.ring.num_before(flow) + 1
+    return -1 if flow.lane.is_absent else 0
+
+
+def wait_bound_steps(books: Books, flow: Flow) -> int:
+    """⌈N·k/M⌉·T: the most steps until a flow that stands in the ring is planned; 0: it does not."""
+    if flow.line != RING:
+        return 0
+    limits = books.limits
+    rounds = books.ring.num_before(flow) // limits.max_loras + 1
+    return rounds * turn_steps(limits)
 
 
 def _residents(books: Books) -> tuple[ResidentAdapter, ...]:

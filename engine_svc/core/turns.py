@@ -1,6 +1,10 @@
 """Turns: an adapter's time in a place, bounded by service and by steps, ended softly.
 
 running ──due while somebody waits──▶ closing (nobody new) ──closing_steps──▶ over
+                                                 └──another quantum of service──▶ over
+
+What a turn serves beyond its allowance while somebody waits is a debt of its flow, taken off the
+allowance of the next turn, so that long steps and soft ends do not add up.
 """
 
 from __future__ import annotations
@@ -8,35 +12,59 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.types import BASE_DIGEST, EngineLimits
 
 
+def quantum_of(flow: Flow, quantum: float) -> float:
+    """A turn's service: the quantum × the tenant's weight, divided among the tenant's demanding
+    adapters by their weights, each of which has one turn a round."""
+    account = flow.account
+    even = account.num_active / account.active_weight if account.num_active else 1.0
+    return quantum * account.weight * flow.share.weight * even
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One lane in a place; service counts prefill × 1 + decode × 2."""
+    """One lane in a place; service counts at the configured prices."""
 
     lane: Lane
+    #: whose place in the ring brought the turn
+    flow: Flow
     first_step: int
-    service: int = 0
+    #: the service of a whole turn, and of this one: what its flow owes is taken off
+    quantum: float
+    allowance: float
+    began_s: float
+    service: float = 0.0
     closing_since: int | None = None
 
     def is_due(self, step: int, limits: EngineLimits) -> bool:
-        return (
-            self.service >= limits.quantum * self.lane.weight
-            or step - self.first_step >= limits.turn_max_steps
-        )
+        if limits.policy == "resident-first":
+            return False
+        return self.service >= self.allowance or step - self.first_step >= limits.turn_max_steps
 
     def is_over(self, step: int, limits: EngineLimits) -> bool:
-        return self.closing_since is not None and step - self.closing_since >= limits.closing_steps
+        return self.closing_since is not None and (
+            step - self.closing_since >= limits.closing_steps
+            or self.service - self.allowance >= self.quantum
+        )
+
+    def spend_freely(self) -> None:
+        """Nobody waits for what it holds: what it was served until now owes nothing."""
+        if self.service > self.allowance:
+            self.allowance = self.service
 
 
 class Turns:
     """Who holds a place. The base takes turns too, but none of max_loras."""
 
-    def __init__(self, max_loras: int) -> None:
-        self._max_loras = max_loras
+    def __init__(self, limits: EngineLimits, quantum: int) -> None:
+        self._max_loras = limits.max_loras
+        self._quantum = quantum
         self._turns: dict[str, Turn] = {}
+        self.num_begun = 0
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -54,13 +82,28 @@ class Turns:
     def get(self, digest: str) -> Turn | None:
         return self._turns.get(digest)
 
-    def begin(self, lane: Lane, step: int) -> None:
+    def begin(self, flow: Flow, step: int, now: float) -> None:
+        lane = flow.lane
         assert lane.is_base or self.num_free_places > 0, "more turns than places"
-        self._turns[lane.digest] = Turn(lane, step)
+        self._turns[lane.digest] = self._turn(flow, step, now)
+
+    def renew(self, flow: Flow, step: int, now: float) -> None:
+        """The lane's turn ends, and the flow, which is next in the ring, begins one in its
+        place."""
+        self._settle(self._turns[flow.lane.digest])
+        self._turns[flow.lane.digest] = self._turn(flow, step, now)
 
     def end(self, turn: Turn) -> None:
+        self._settle(turn)
         del self._turns[turn.lane.digest]
+
+    def _turn(self, flow: Flow, step: int, now: float) -> Turn:
+        self.num_begun += 1
+        quantum = quantum_of(flow, self._quantum)
+        return Turn(flow.lane, flow, step, quantum, quantum - flow.share.debt, now)
+
+    def _settle(self, turn: Turn) -> None:
+        turn.flow.share.debt = max(0.0, turn.service - turn.allowance)
 
     def check_integrity(self) -> None:
         assert self.num_free_places >= 0, "more turns than places"
-        assert all(not turn.lane.in_ring for turn in self._turns.values())

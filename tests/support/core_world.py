@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from engine_svc.core.engine import EngineCore
+from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.report import StepReport
 from engine_svc.types import (
@@ -24,6 +25,7 @@ from engine_svc.types import (
 )
 from tests.support.core_fakes import FakeArena, FakeClock, FakeRunner, FakeWeights, FakeWriter
 from tests.support.core_fakes import next_token as fake_next_token
+from tests.support.core_invariants import WaitWatch
 
 
 def limits(**changes: object) -> EngineLimits:
@@ -70,8 +72,10 @@ class World:
         self.runner.on_forward = self._check_work_conserved
         self.heard: dict[str, Heard] = {}
         self.reports: list[StepReport] = []
+        #: checks the bound of every wait for a place
+        self.watch: WaitWatch | None = None
         self._seeds: dict[int, Heard] = {}
-        self._queue_events = 0
+        self._turns_before: set[str] = set()
 
     def submit(
         self,
@@ -81,6 +85,7 @@ class World:
         max_tokens: int = 4,
         deadline_s: float = math.inf,
         tenant: str = "default",
+        service_class: ServiceClass = ServiceClass.INTERACTIVE,
         salt: str = "",
         age_s: float = 0.0,
         **sampling: object,
@@ -91,7 +96,7 @@ class World:
         digest = BASE_DIGEST if ref is None else ref.digest
         request = Request(
             f"r{number}",
-            FlowKey(ServiceClass.INTERACTIVE, tenant, digest),
+            FlowKey(service_class, tenant, digest),
             prompt,
             SamplingParams(max_tokens, seed=number, **sampling),  # type: ignore[arg-type]
             self.clock.now() - age_s,
@@ -106,7 +111,7 @@ class World:
 
     def step(self, seconds: float = 0.01) -> StepReport:
         began, launched = self.clock.now(), len(self.runner.plans)
-        self._queue_events = self.core._books._queue_events
+        self._turns_before = {turn.lane.digest for turn in self.core._books.turns}
         report = self.core.step()
         for plan in self.runner.plans[launched:]:
             for opening in plan.seat_openings:
@@ -115,6 +120,8 @@ class World:
                     heard.planned_s = began
         self.core.check_integrity()
         self._check_idle(report)
+        if self.watch is not None:
+            self.watch.look(self.core._books)
         self._listen()
         self.reports.append(report)
         self.clock.advance(seconds)
@@ -205,41 +212,42 @@ class World:
         """Nothing launched and nothing in flight means that everybody's weights are on the way."""
         if report.idle:
             books = self.core._books
-            for lane in books.lanes.values():
-                first = lane.first()
-                if first is None or not self._is_ready(lane):
+            for flow in self._flows():
+                if flow.first() is None or not self._is_ready(flow.lane):
                     continue
                 assert self.core.snapshot().loading_adapters
-                assert self._is_short(lane) or books.scarce
+                assert self._is_short(flow) or books.scarce
+
+    def _flows(self) -> list[Flow]:
+        return [flow for lane in self.core._books.lanes.values() for flow in lane.flows.values()]
 
     def _check_work_conserved(self, plan: StepPlan) -> None:
-        """Who waits lacks a place, seats, pages or tokens, or somebody older lacks them."""
+        """Who waits lacks a place, seats, pages or tokens, or somebody before it lacks them."""
         books = self.core._books
         if books.scarce:
             return
-        short = [lane for lane in books.lanes.values() if lane.first() and self._is_short(lane)]
-        oldest_short = min((lane.first().age for lane in short), default=(math.inf,))
+        waiting = [flow for flow in self._flows() if flow.num_deferred]
+        open_turns = {turn.lane for turn in books.turns if turn.closing_since is None}
+        full = plan.num_tokens == self.limits.max_num_batched_tokens
+        excused = full or any(f.lane in open_turns and self._is_short(f) for f in waiting)
         # a turn of which the step runs nothing ends behind the grants
-        ended = sum(
-            ln.in_ring and ln.queued_at >= self._queue_events for ln in books.lanes.values()
-        )
-        num_free = books.turns.num_free_places - ended
-        for lane in books.lanes.values():
-            first = lane.first()
-            if first is None or first.in_flight or lane in short or first.age > oldest_short:
+        ended = {digest for digest in self._turns_before if digest not in books.turns}
+        num_free = books.turns.num_free_places - len(ended)
+        for flow in waiting:
+            first = flow.first()
+            assert first is not None
+            if first.in_flight or self._is_short(flow):
                 continue
-            turn = books.turns.get(lane.digest)
-            if turn is not None:
-                full = plan.num_tokens == self.limits.max_num_batched_tokens
-                assert turn.closing_since is not None or full
-            elif lane.in_ring and lane.queued_at < self._queue_events:
-                assert not self._is_ready(lane) or not (lane.is_base or num_free > 0)
+            if flow.lane in open_turns:
+                assert excused
+            elif flow.lane.digest not in books.turns and flow.lane.digest not in ended:
+                assert not self._is_ready(flow.lane) or not (flow.lane.is_base or num_free > 0)
 
     def _is_ready(self, lane: Lane) -> bool:
         return lane.is_base or self.core._books.memory.slots.ready(lane.digest) is not None
 
-    def _is_short(self, lane: Lane) -> bool:
-        first, books = lane.first(), self.core._books
+    def _is_short(self, flow: Flow) -> bool:
+        first, books = flow.first(), self.core._books
         assert first is not None
         pages = -(-(first.num_left + first.num_planned) // self.limits.page_size) + 1
         return len(books.free_seats) < first.num_seats_needed or books.memory.num_room < pages

@@ -72,14 +72,20 @@ def test_a_full_queue_refuses_with_a_hint_when_to_come_back() -> None:
     [
         ({"max_loras": 0}, "max_loras is 0; must be at least 1"),
         ({"num_slots": 1}, "num_slots is 1; must be at least 2"),
-        ({"max_num_batched_tokens": 3}, "max_num_batched_tokens is 3; must be at least 4"),
+        ({"max_num_batched_tokens": 7}, "max_num_batched_tokens is 7; must be at least 8"),
+        ({"quantum": 15}, "quantum is 15; must be 0 .auto. or at least 16"),
+        ({"batch_grant_every": 1}, "batch_grant_every is 1; must be at least 2"),
+        ({"decode_price": 0.0}, "decode_price is 0.0; must be a finite number above 0"),
+        ({"prefill_price": float("nan")}, "prefill_price is nan"),
+        ({"max_queue_wait_s": float("inf")}, "max_queue_wait_s is inf"),
+        ({"policy": "lifo"}, "policy is 'lifo'; must be one of fair, resident-first"),
         ({"context_tokens": 1}, "context_tokens is 1; must be at least 2"),
         ({"closing_steps": -1}, "closing_steps is -1; must be at least 0"),
         ({"run_ahead": 2}, "run_ahead is 2; must be 0 or 1"),
     ],
 )
 def test_limits_that_contradict_each_other_stop_the_start(
-    change: dict[str, int], words: str
+    change: dict[str, object], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
         World(dataclasses.replace(limits(), **change))

@@ -187,7 +187,7 @@ def test_non_finite_logits_fail_only_their_own_request(run_ahead: int) -> None:
 
 @AHEAD
 def test_prompt_logprobs_cover_each_prompt_token_after_the_first_once(run_ahead: int) -> None:
-    world = World(limits(max_num_batched_tokens=6, run_ahead=run_ahead))
+    world = World(limits(max_num_batched_tokens=8, run_ahead=run_ahead))
     heard = world.submit(20, max_tokens=2, prompt_logprobs=3, n=2)
     world.run()
     assert heard.ended is not None

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from engine_svc.types import ServiceClass
 from tests.support.core_world import Heard, World, adapter, limits
 
 ADAPTERS = [None, adapter("a"), adapter("b"), adapter("c"), adapter("d")]
@@ -19,19 +20,22 @@ def tiny_world(chance: random.Random) -> World:
     """Limits at the edge: few pages, seats, places and tokens."""
     seats = chance.choice([1, 2, 3, 5])
     max_loras = chance.choice([1, 2, 3])
+    min_chunk = chance.choice([1, 4])
+    tokens = seats + min_chunk + chance.choice([0, 1, 7, 20])
     world = World(
         limits(
             max_loras=max_loras,
             num_slots=max_loras + chance.choice([0, 1, 3]),
             max_num_seqs=seats,
-            max_num_batched_tokens=seats + chance.choice([0, 1, 7, 20]),
+            max_num_batched_tokens=tokens,
             num_pages=chance.choice([5, 8, 12, 20, 60]),
             page_size=chance.choice([1, 2, 4]),
             context_tokens=chance.choice([20, 60]),
-            quantum=chance.choice([1, 10, 60]),
+            quantum=chance.choice([0, max(tokens, 2 * seats), 100]),
             turn_max_steps=chance.choice([1, 5, 30]),
             closing_steps=chance.choice([0, 2, 6]),
-            min_chunk=chance.choice([1, 4]),
+            min_chunk=min_chunk,
+            batch_grant_every=chance.choice([2, 3, 4]),
             run_ahead=chance.choice([0, 1]),
             prefix_cache=chance.choice([True, True, False]),
             max_wanted=chance.choice([1, 2, 16]),
@@ -57,7 +61,8 @@ def random_submit(world: World, chance: random.Random) -> Heard:
         chance.choice(ADAPTERS),
         max_tokens=chance.choice([1, 2, 6, 30]),
         deadline_s=world.clock.now() + chance.choice([0.05, 0.5, 1e9, 1e9, 1e9]),
-        tenant=chance.choice(["t", "u"]),
+        tenant=chance.choice(["t", "u", "v"]),
+        service_class=chance.choice(list(ServiceClass)),
         age_s=chance.choice([0.0, 0.25]),
         n=n,
         min_tokens=chance.choice([0, 2]),
