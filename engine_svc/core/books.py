@@ -49,6 +49,8 @@ class Books:
         self.rates = Rates(limits)
         #: packed weights that lie on the host for us until they are in a slot
         self.on_host: dict[str, WeightsReady] = {}
+        #: adapters that nobody asked for any more since the last plan
+        self.abandoned: list[str] = []
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
         #: suspended sequences that keep their pages
         self.paused: dict[Age, Sequence] = {}
@@ -124,6 +126,7 @@ class Books:
             if turn is not None:
                 self._end_turn(turn)
             self.absent.pop(lane.digest, None)
+            self.abandoned.append(lane.digest)
             del self.lanes[lane.digest]
 
     # ---- sequences

@@ -53,8 +53,9 @@ class Loads:
         books.memory.kept_pages = 0
         if books.absent:
             self._ask(now)
-        if books.on_host:
+        if books.abandoned:
             self._forget_unwanted()
+        if books.on_host:
             coming = books.ring.first(1 + books.limits.prefetch_adapters)
             for position, lane in enumerate(dict.fromkeys(flow.lane for flow in coming)):
                 if lane.digest in books.on_host and not books.memory.slots.get(lane.digest):
@@ -93,9 +94,11 @@ class Loads:
 
     def _forget_unwanted(self) -> None:
         books = self._books
-        for digest in list(books.on_host):
-            if digest not in books.lanes and not books.memory.slots.get(digest):
+        for digest in books.abandoned:
+            gone = digest not in books.lanes and not books.memory.slots.get(digest)
+            if gone and digest in books.on_host:
                 self._drop(digest)
+        books.abandoned.clear()
 
     def _drop(self, digest: str) -> None:
         del self._books.on_host[digest]
