@@ -3,7 +3,7 @@
     frontend → core      Submit, Cancel, StopChoice, SnapshotRequest
     core → frontend      CoreHello, StepOutputs, SnapshotAnswer
     core → loader        CoreHello, Want, Drop
-    loader → core        WeightsReady, WeightsFailed
+    loader → core        WeightsReady, WeightsFailed, SharesChanged
     loader → frontend    NamesChanged
     supervisor → child   Boot, Drain
     child → supervisor   ChildReady, ChildNotReady, ChildFailed, PeerStalled
@@ -24,6 +24,7 @@ from engine_svc.types import AdapterRef, CoreSnapshot, EngineLimits, Failure, Re
 if TYPE_CHECKING:
     # the supervisor reads this module too, and does without gRPC
     from engine_svc.names import NameMapUpdate
+    from engine_svc.shares import Shares
 
 # ---- greetings
 
@@ -97,6 +98,16 @@ class Want:
 @dataclass(frozen=True, slots=True)
 class Drop:
     digest: str
+
+
+# ---- loader → core
+
+
+@dataclass(frozen=True, slots=True)
+class SharesChanged:
+    """All weights and queue limits of the registry; replaces those before."""
+
+    shares: Shares
 
 
 # ---- loader → frontend

@@ -38,6 +38,16 @@ class AliasEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantEntry:
+    """A tenant's share of the engine and its own queue limits; 0 = no limit of its own."""
+
+    name: str
+    weight: float = 1.0
+    max_queued_requests: int = 0
+    max_queued_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NameMapUpdate:
     """What one revision changed, or with `snapshot` everything as of a revision.
 
@@ -49,6 +59,7 @@ class NameMapUpdate:
     versions: tuple[AdapterRef, ...] = ()
     deleted: tuple[str, ...] = ()
     aliases: tuple[AliasEntry, ...] = ()
+    tenants: tuple[TenantEntry, ...] = ()
     snapshot: bool = False
 
     @property
@@ -66,6 +77,7 @@ class NameMap:
         #: (name, version) of every version seen, the current ones included
         self._versions: dict[str, dict[int, AdapterRef]] = {}
         self._aliases: dict[str, AliasEntry] = {}
+        self._tenants: dict[str, TenantEntry] = {}
 
     def apply(self, update: NameMapUpdate) -> bool:
         """Take an update over; one that is not newer than `revision` changes nothing.
@@ -74,6 +86,7 @@ class NameMap:
         """
         if update.snapshot:
             self._adapters, self._versions, self._aliases = {}, {}, {}
+            self._tenants = {}
         elif update.revision <= self.revision:
             return False
         self.revision = update.revision
@@ -85,6 +98,7 @@ class NameMap:
         for name in update.deleted:
             self._adapters.pop(name, None)
             self._versions.pop(name, None)
+        self._tenants.update((tenant.name, tenant) for tenant in update.tenants)
         for alias in update.aliases:
             if alias.adapter:
                 self._aliases[alias.alias] = alias
@@ -99,6 +113,7 @@ class NameMap:
             adapters=tuple(self._adapters.values()),
             versions=tuple(ref for refs in self._versions.values() for ref in refs.values()),
             aliases=tuple(self._aliases.values()),
+            tenants=tuple(self._tenants.values()),
             snapshot=True,
         )
 
@@ -130,6 +145,20 @@ class NameMap:
     def list(self, tenant: str) -> tuple[AdapterRef, ...]:
         """The current version of every adapter that `tenant` may use, by name."""
         return tuple(entry.current for entry in self._usable(tenant))
+
+    @property
+    def tenants(self) -> tuple[TenantEntry, ...]:
+        """Every tenant that the registry has spoken of."""
+        return tuple(self._tenants.values())
+
+    def weights(self) -> Iterable[tuple[str, float]]:
+        """Digest and present weight of every known version; one content under two names comes
+        twice."""
+        for name, versions in self._versions.items():
+            entry = self._adapters.get(name)
+            if entry is not None:
+                for ref in versions.values():
+                    yield ref.digest, entry.current.weight
 
     def _usable(self, tenant: str) -> Iterable[AdapterEntry]:
         return (

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from loraplex.shares import MAX_WEIGHT, MIN_WEIGHT, is_weight
 from loraplex.status import FieldInvalid, NameInvalid
 
 MAX_NAME = 128
 MAX_ALIAS = 512
 MAX_LABELS = 64
 MAX_DESCRIPTION = 4096
-MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -70,7 +69,7 @@ def check_weight(field: str, weight: float) -> float:
     """0 is read as 1. Raises: FieldInvalid: NaN, infinite, negative or absurd."""
     if weight == 0:
         return 1.0
-    if not math.isfinite(weight) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+    if not is_weight(weight):
         raise FieldInvalid(field, weight, f"0 (read as 1), or {MIN_WEIGHT} to {MAX_WEIGHT:g}")
     return weight
 

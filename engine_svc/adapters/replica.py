@@ -6,10 +6,11 @@ import logging
 import threading
 from collections import OrderedDict
 
-from engine_svc.names import AdapterEntry, AliasEntry, NameMap, NameMapUpdate
+from engine_svc.names import AdapterEntry, AliasEntry, NameMap, NameMapUpdate, TenantEntry
 from engine_svc.types import AdapterRef
 from loraplex.adapter_format import parse_manifest
 from loraplex.registry.v1 import registry_pb2
+from loraplex.shares import is_weight
 from loraplex.status import AdapterRefused
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Replica:
         if event.type == registry_pb2.EVENT_TYPE_ALIAS_CHANGED:
             alias = AliasEntry(event.alias.alias, event.alias.adapter, event.alias.version)
             return NameMapUpdate(event.revision, aliases=(alias,))
+        if event.type == registry_pb2.EVENT_TYPE_TENANT_CHANGED:
+            return NameMapUpdate(event.revision, tenants=(_tenant(event.tenant),))
         if event.adapter.base_model == self.base_model:
             if event.type == registry_pb2.EVENT_TYPE_ADAPTER_DELETED:
                 return NameMapUpdate(event.revision, deleted=(event.adapter.name,))
@@ -91,10 +94,30 @@ class Replica:
             tenant=adapter.tenant,
             public=public,
             max_rank=version.max_rank,
-            weight=adapter.weight or 1.0,
+            weight=_weight(adapter.weight, adapter.name),
             chat_template=manifest.chat_template,
             eos_token_ids=manifest.eos_token_ids,
         )
         active = adapter.state == registry_pb2.ADAPTER_STATE_ACTIVE
         entry = AdapterEntry(adapter.name, adapter.tenant, public, active, current)
         return NameMapUpdate(event.revision, adapters=(entry,))
+
+
+def _tenant(tenant: registry_pb2.Tenant) -> TenantEntry:
+    return TenantEntry(
+        tenant.name,
+        _weight(tenant.weight, tenant.name),
+        max(0, tenant.max_queued_requests),
+        max(0, tenant.max_queued_tokens),
+    )
+
+
+def _weight(weight: float, name: str) -> float:
+    """0 is read as 1. The registry refuses absurd weights; one that comes all the same counts as 1,
+    or a single row would end the engine's sharing."""
+    if weight == 0:
+        return 1.0
+    if not is_weight(weight):
+        log.error("weight.refused", extra={"name_of": name, "weight": weight})
+        return 1.0
+    return weight

@@ -10,17 +10,25 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from engine_svc.messages import CoreHello, Drop, Want
+from engine_svc.messages import CoreHello, Drop, SharesChanged, Want
 from engine_svc.processes.socket import Channel, ChannelClosed, Outbox, connect
+from engine_svc.shares import Shares
 from engine_svc.types import AdapterRef, WeightsFailed, WeightsReady
 
 
 class LoaderLink:
-    """`wake` is called whenever `poll` has something new."""
+    """`wake` is called whenever `poll` has something new, `shares` with each change of weights and
+    queue limits; both from the link's thread."""
 
-    def __init__(self, path: str, authkey: bytes, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        authkey: bytes,
+        wake: Callable[[], None],
+        shares: Callable[[Shares], None] = lambda shares: None,
+    ) -> None:
         self._path, self._authkey = path, authkey
-        self.wake = wake
+        self.wake, self.shares = wake, shares
         self._answers: deque[WeightsReady | WeightsFailed] = deque()
         self._lock = threading.Lock()
         #: digest → the last Want that has no answer yet
@@ -87,7 +95,11 @@ class LoaderLink:
     def _receive(self, channel: Channel) -> None:
         try:
             while True:
-                answer: WeightsReady | WeightsFailed = channel.receive()
+                message: SharesChanged | WeightsReady | WeightsFailed = channel.receive()
+                if isinstance(message, SharesChanged):
+                    self.shares(message.shares)
+                    continue
+                answer = message
                 with self._lock:
                     if self._wanted.pop(answer.digest, None) is None:
                         self._refuse(answer)

@@ -14,12 +14,21 @@ from engine_svc.adapters.host_region import HostRegion
 from engine_svc.adapters.loader import Loader
 from engine_svc.adapters.watch import RegistryStatus, RegistryWatch
 from engine_svc.layout import adapter_layout
-from engine_svc.messages import ChildFailed, ChildReady, CoreHello, Drop, FrontendHello, Want
+from engine_svc.messages import (
+    ChildFailed,
+    ChildReady,
+    CoreHello,
+    Drop,
+    FrontendHello,
+    SharesChanged,
+    Want,
+)
 from engine_svc.names import NameMapUpdate
 from engine_svc.observing import LoadMetrics
 from engine_svc.processes.child import Child
 from engine_svc.processes.names_feed import NamesFeed
 from engine_svc.processes.socket import Channel, ChannelClosed, Outbox, serve
+from engine_svc.shares import Shares, may_change_shares
 from engine_svc.types import WeightsFailed, WeightsReady
 from loraplex.base_folder import find_base_folder, read_base_folder
 from loraplex.blobs import open_blob_store
@@ -59,6 +68,8 @@ class _LoaderProcess:
         #: of wants that have no answer yet
         self._adapter_names: dict[str, str] = {}
         self._core: Outbox | None = None
+        #: what the connected core has heard; it begins with nothing but defaults
+        self._told_shares = Shares()
         self._core_lock = threading.Lock()
         self.watch = RegistryWatch(
             settings.registry_address,
@@ -73,10 +84,20 @@ class _LoaderProcess:
 
     def _names_changed(self, update: NameMapUpdate) -> None:
         self._feed.apply(update)
+        if may_change_shares(update):
+            self._tell_shares()
         self._metrics.applied(update.revision)
         if update.snapshot and self._feed.open():
             self._child.log.info("names.completed", revision=update.revision)
             self._child.tell(ChildReady({"revision": update.revision}))
+
+    def _tell_shares(self) -> None:
+        """Only what differs from the last message is worth one."""
+        shares = self._feed.shares()
+        with self._core_lock:
+            if self._core is not None and shares != self._told_shares:
+                self._core.put(SharesChanged(shares))
+                self._told_shares = shares
 
     def _registry_changed(self, status: RegistryStatus) -> None:
         problem = status.problem
@@ -116,6 +137,8 @@ class _LoaderProcess:
             # a core that was killed may not have been noticed yet
             loader.forget_core()
             outbox = self._core = Outbox(channel)
+            self._told_shares = Shares()
+        self._tell_shares()
         try:
             while True:
                 message = channel.receive()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from engine_svc.messages import FrontendHello, NamesChanged
 from engine_svc.names import NameMap, NameMapUpdate
 from engine_svc.processes.socket import Channel, ChannelClosed, Peer, connect
+from engine_svc.shares import Shares, shares_of
 
 
 class NamesFeed:
@@ -36,6 +37,11 @@ class NamesFeed:
         with self._lock:
             if self._map.apply(update) and self._open:
                 self._send(NamesChanged(update))
+
+    def shares(self) -> Shares:
+        """Weights and queue limits as of `revision`."""
+        with self._lock:
+            return shares_of(self._map)
 
     def open(self) -> bool:
         """Begin to serve. Returns: whether it was closed before."""

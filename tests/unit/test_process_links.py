@@ -17,6 +17,7 @@ from engine_svc.messages import (
     CoreHello,
     Drop,
     FrontendHello,
+    SharesChanged,
     SnapshotAnswer,
     SnapshotRequest,
     Submit,
@@ -27,6 +28,7 @@ from engine_svc.processes.links import FrontendLink, SocketTransport
 from engine_svc.processes.loader_link import LoaderLink
 from engine_svc.processes.names_feed import NamesFeed, NamesReceiver
 from engine_svc.processes.socket import Channel, ChannelClosed, Outbox, make_socket_dir, serve
+from engine_svc.shares import Shares
 from engine_svc.types import (
     AdapterRef,
     Admitted,
@@ -40,6 +42,7 @@ from engine_svc.types import (
     SamplingParams,
     ServiceClass,
     StepOutputs,
+    TenantQuota,
     WeightsFailed,
     WeightsReady,
 )
@@ -218,6 +221,22 @@ def test_wants_without_answer_are_repeated_in_order_to_a_new_loader(path: str) -
     eventually(lambda: again.heard[-1] == Drop("sha256:done"))
     link.stop()
     again.die()
+
+
+def test_shares_pass_the_link_beside_the_answers(path: str) -> None:
+    heard: list[Shares] = []
+    link = LoaderLink(path, KEY, lambda: None, heard.append)
+    far = FarEnd(path, lambda channel: None)
+    link.start(HELLO)
+    link.want(ref("a"), 0)
+    eventually(lambda: far.channels)
+    shares = Shares({"acme": 2.0}, {"sha256:a": 4.0}, {"acme": TenantQuota(3, 9)})
+    far.channels[0].send(SharesChanged(shares))
+    far.channels[0].send(ready("a"))
+    assert eventually(link.poll) == (ready("a"),)
+    assert heard == [shares]
+    link.stop()
+    far.die()
 
 
 def test_each_want_gets_one_answer_even_when_a_loader_answers_twice(path: str) -> None:
