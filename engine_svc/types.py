@@ -92,6 +92,8 @@ class Request:
     adapter: AdapterRef | None = None
     deadline_s: float = math.inf
     cache_salt: str = ""
+    #: what the client calls it; several requests may have the same. Empty: request_id
+    client_request_id: str = ""
 
 
 # ---- core → runner
@@ -348,6 +350,44 @@ class FlowSnapshot:
     virtual_counter: float = 0.0
     #: the longest that it can still wait for a place, at the measured length of a step
     wait_bound_s: float = 0.0
+    #: what its oldest waiting request lacks: the name of a core cause; "" = nothing waits
+    waits_for: str = ""
+    tenant_weight: float = 1.0
+    adapter_weight: float = 1.0
+    #: how far its counter is behind the least served demanding flow
+    service_lag: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSnapshot:
+    """One adapter in a place; `adapter` is None for the base model."""
+
+    adapter: AdapterRef | None
+    service: float
+    #: service after which it ends while somebody waits
+    quantum: float
+    steps: int
+    max_steps: int
+    closing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestExplanation:
+    """Why one open request waits. `state`: "waiting", "running" or "paused"."""
+
+    request_id: str
+    state: str
+    flow: FlowSnapshot
+    #: as FlowSnapshot.waits_for
+    waits_for: str = ""
+    #: requests of its flow that come before it
+    ahead: int = 0
+    waits: Waits = field(default_factory=Waits)
+    paused_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    demanding_adapters: int = 0
+    max_loras: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +418,9 @@ class CoreSnapshot:
     memory: MemorySnapshot = field(default_factory=MemorySnapshot)
     residents: tuple[ResidentAdapter, ...] = ()
     flows: tuple[FlowSnapshot, ...] = ()
+    turns: tuple[TurnSnapshot, ...] = ()
+    #: smoothed seconds of a step
+    step_s: float = 0.0
 
 
 # ---- adapter weights
