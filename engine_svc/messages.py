@@ -1,7 +1,7 @@
 """What crosses the Unix sockets between the engine's processes, pickled.
 
-    frontend → core      Submit, Cancel, StopChoice, SnapshotRequest
-    core → frontend      CoreHello, StepOutputs, SnapshotAnswer
+    frontend → core      Submit, Cancel, StopChoice, SnapshotRequest, ExplainRequest
+    core → frontend      CoreHello, StepOutputs, SnapshotAnswer, ExplainAnswer
     core → loader        CoreHello, Want, Drop
     loader → core        WeightsReady, WeightsFailed, SharesChanged
     loader → frontend    NamesChanged
@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine_svc.settings import EngineSettings
-from engine_svc.types import AdapterRef, CoreSnapshot, EngineLimits, Failure, Request
+from engine_svc.types import (
+    AdapterRef,
+    CoreSnapshot,
+    EngineLimits,
+    Failure,
+    Request,
+    RequestExplanation,
+)
 
 if TYPE_CHECKING:
     # the supervisor reads this module too, and does without gRPC
@@ -76,6 +83,13 @@ class SnapshotRequest:
     ticket: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExplainRequest:
+    ticket: int
+    #: the client's, or ours
+    request_id: str
+
+
 # ---- core → frontend
 
 
@@ -83,6 +97,13 @@ class SnapshotRequest:
 class SnapshotAnswer:
     ticket: int
     snapshot: CoreSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainAnswer:
+    ticket: int
+    #: None: no open request of that id
+    explanation: RequestExplanation | None
 
 
 # ---- core → loader

@@ -81,6 +81,11 @@ METRICS: tuple[Metric, ...] = (
            "Adapters that left the tier for others: slot.", ("tier",)),
     Metric("loraplex_flow_wait_seconds", "core", "gauge",
            "How long the head of an adapter's queue has waited.", ("adapter",)),
+    Metric("loraplex_flow_wait_bound_seconds", "core", "gauge",
+           "Longest that an adapter can still wait for a place.", ("adapter",)),
+    Metric("loraplex_flow_service_lag", "core", "gauge",
+           "Weighted service by which an adapter is behind the least served one; negative: ahead.",
+           ("adapter",)),
 )  # fmt: skip
 
 

@@ -77,6 +77,21 @@ class LoadMetrics:
         self._metrics.set("loraplex_registry_revision", revision)
 
 
+_FLOW_GAUGES = (
+    "loraplex_flow_wait_seconds",
+    "loraplex_flow_wait_bound_seconds",
+    "loraplex_flow_service_lag",
+)
+#: the gauges of an adapter without any flow
+_NO_FLOW = (0.0, 0.0, 0.0)
+
+
+def _larger(
+    a: tuple[float, float, float], b: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2])
+
+
 class StepMetrics:
     """Every step; the state every SNAPSHOT_STEPS steps and when the core falls idle."""
 
@@ -133,12 +148,15 @@ class StepMetrics:
         self._show_flows(state)
 
     def _show_flows(self, state: CoreSnapshot) -> None:
-        """One series an adapter: the longest wait of its flows; 0 once it has none."""
-        waits = dict.fromkeys(self._shown_flows, 0.0)
+        """One series an adapter: the worst of its flows; 0 once it has none."""
+        worst = dict.fromkeys(self._shown_flows, _NO_FLOW)
         for flow in state.flows:
             if flow.adapter is not None:
                 label = self._names.label(flow.adapter.name)
-                waits[label] = max(waits.get(label, 0.0), flow.waited_s)
-        for label, waited_s in waits.items():
-            self._metrics.set("loraplex_flow_wait_seconds", waited_s, adapter=label)
-        self._shown_flows |= waits.keys()
+                mine = (flow.waited_s, flow.wait_bound_s, flow.service_lag)
+                before = worst.get(label, _NO_FLOW)
+                worst[label] = mine if before is _NO_FLOW else _larger(before, mine)
+        for label, values in worst.items():
+            for name, value in zip(_FLOW_GAUGES, values, strict=True):
+                self._metrics.set(name, value, adapter=label)
+        self._shown_flows |= worst.keys()

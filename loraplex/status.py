@@ -4,7 +4,7 @@ LoraplexError
 ├── InvalidArgument (PROMPT_TOO_LONG, PROMPT_EMPTY, CHAT_TEMPLATE_FAILED, PAGE_TOKEN_INVALID,
 │   │                SOURCE_NOT_ALLOWED)
 │   └── FieldInvalid (FIELD_INVALID) ── NameInvalid, SamplingInvalid
-├── NotFound (ADAPTER_, VERSION_, BASE_MODEL_, UPLOAD_, SOURCE_, TENANT_, MODEL_NOT_FOUND)
+├── NotFound (ADAPTER_, VERSION_, BASE_MODEL_, UPLOAD_, SOURCE_, TENANT_, MODEL_, REQUEST_NOT_FOUND)
 ├── AlreadyExists (NAME_TAKEN)
 ├── FailedPrecondition (DATABASE_NOT_MIGRATED, VERSION_NOT_ACTIVE, …)
 │   ├── AdapterRefused (every cause for which an adapter is not published or not loaded)

@@ -69,12 +69,23 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument("--tenant", default="", help="whose adapters; default: default")
     models.set_defaults(run=_models)
     for remote in (state, models):
+        remote.add_argument("--output", choices=("table", "json"), default="table")
+    top = commands.add_parser(
+        "top", allow_abbrev=False, help="who is served and who waits, again and again"
+    )
+    top.add_argument("--once", action="store_true", help="one picture, then end")
+    top.add_argument("--interval", type=float, default=1.0, help="seconds, 0.1 … 3600; default 1")
+    top.add_argument("--rows", type=int, default=40, help="flows to show; default 40")
+    top.set_defaults(run=_top)
+    explain = commands.add_parser("explain", allow_abbrev=False, help="why a request waits")
+    explain.add_argument("request_id", help="the client's, or the one that `started` told")
+    explain.set_defaults(run=_explain)
+    for remote in (state, models, top, explain):
         remote.add_argument(
             "--address",
             default=os.environ.get("LORAPLEX_ENGINE_ADDRESS", DEFAULT_ADDRESS),
             help="host:port of the engine [LORAPLEX_ENGINE_ADDRESS]",
         )
-        remote.add_argument("--output", choices=("table", "json"), default="table")
         remote.add_argument("--timeout", type=float, default=10.0, help="seconds; default 10")
     return parser
 
@@ -92,6 +103,18 @@ def _state(arguments: argparse.Namespace) -> None:
     from engine_svc.cli.remote import show_state
 
     show_state(arguments)
+
+
+def _top(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.top import show_top
+
+    show_top(arguments)
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.top import show_explanation
+
+    show_explanation(arguments)
 
 
 def _models(arguments: argparse.Namespace) -> None:

@@ -13,7 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from engine_svc.types import CoreSnapshot, OutputItem, Request, RequestEnded
+from engine_svc.types import (
+    CoreSnapshot,
+    OutputItem,
+    Request,
+    RequestEnded,
+    RequestExplanation,
+)
 from loraplex.status import Unavailable
 
 #: Items that one `take` hands over at most: bounds the size of a merged Delta.
@@ -92,7 +98,8 @@ class OutputStream:
 
 
 class CoreLink(Protocol):
-    """The core as one frontend sees it. No call blocks; only `snapshot` waits for the core."""
+    """The core as one frontend sees it. No call blocks; only `snapshot` and `explain` wait for
+    the core."""
 
     @property
     def phase(self) -> LinkPhase: ...
@@ -119,6 +126,10 @@ class CoreLink(Protocol):
 
     async def snapshot(self) -> CoreSnapshot:
         """The core's picture of itself. Raises: Unavailable STARTING without a core."""
+        ...
+
+    async def explain(self, request_id: str) -> RequestExplanation | None:
+        """Why an open request waits; None: there is none. Raises: as `snapshot`."""
         ...
 
 

@@ -154,6 +154,7 @@ class GenerateCall:
             adapter=adapter,
             deadline_s=self._deadline_s,
             cache_salt=_cache_salt(request, self._tenant),
+            client_request_id=self._shown_id,
         )
         return core_request, self._new_answer(request, prompt, resolved)
 

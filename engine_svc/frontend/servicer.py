@@ -11,10 +11,10 @@ from engine_svc.frontend.core_link import LinkPhase, require_serving
 from engine_svc.frontend.errors import mapped
 from engine_svc.frontend.generate import GenerateCall, Serving
 from engine_svc.frontend.models import tenant_of
-from engine_svc.frontend.state import engine_state
+from engine_svc.frontend.state import engine_state, explained
 from engine_svc.log import Log
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
-from loraplex.status import FieldInvalid, Unavailable, Unimplemented
+from loraplex.status import FieldInvalid, NotFound, Unavailable, Unimplemented
 
 _DEFAULT_INTERVAL_S = 1.0
 _MIN_INTERVAL_S = 0.1
@@ -106,6 +106,22 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     @mapped
     async def UnpinAdapter(self, request: engine_pb2.UnpinAdapterRequest, context: Any) -> NoReturn:
         raise _not_served("UnpinAdapter")
+
+    @mapped
+    async def Explain(
+        self, request: engine_pb2.ExplainRequest, context: Any
+    ) -> engine_pb2.ExplainResponse:
+        if not request.request_id:
+            raise FieldInvalid("request_id", "''", "the id of an open request")
+        found = await self._serving.link.explain(request.request_id)
+        if found is None:
+            raise NotFound(
+                f"this engine has no open request {request.request_id!r}; it has ended, or another "
+                "engine has it",
+                reason="REQUEST_NOT_FOUND",
+                metadata={"request_id": request.request_id},
+            )
+        return explained(found)
 
     async def _state(self) -> engine_pb2.EngineState:
         models = self._serving.models

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from engine_svc.frontend.models import identity_of
-from engine_svc.types import CoreSnapshot, FlowSnapshot, MemorySnapshot, ResidentAdapter
+from engine_svc.types import (
+    CoreSnapshot,
+    FlowSnapshot,
+    MemorySnapshot,
+    RequestExplanation,
+    ResidentAdapter,
+    TurnSnapshot,
+)
 from loraplex.engine.v1 import engine_pb2
 
 _TIERS = {
     "disk": engine_pb2.RESIDENCY_TIER_DISK,
     "host": engine_pb2.RESIDENCY_TIER_HOST,
     "slot": engine_pb2.RESIDENCY_TIER_SLOT,
+}
+_CAUSES = {
+    "": engine_pb2.WAIT_CAUSE_UNSPECIFIED,
+    "place": engine_pb2.WAIT_CAUSE_PLACE,
+    "load": engine_pb2.WAIT_CAUSE_LOAD,
+    "bytes": engine_pb2.WAIT_CAUSE_BYTES,
+    "pages": engine_pb2.WAIT_CAUSE_PAGES,
+    "seat": engine_pb2.WAIT_CAUSE_SEAT,
+    "budget": engine_pb2.WAIT_CAUSE_BUDGET,
+}
+_STATES = {
+    "waiting": engine_pb2.REQUEST_STATE_WAITING,
+    "running": engine_pb2.REQUEST_STATE_RUNNING,
+    "paused": engine_pb2.REQUEST_STATE_PAUSED,
 }
 
 
@@ -27,6 +48,38 @@ def engine_state(
         memory=_memory(snapshot.memory),
         residency=[_residency(resident) for resident in snapshot.residents],
         flows=[_flow(flow) for flow in snapshot.flows],
+        turns=[_turn(turn) for turn in snapshot.turns],
+        step_s=snapshot.step_s,
+    )
+
+
+def explained(found: RequestExplanation) -> engine_pb2.ExplainResponse:
+    return engine_pb2.ExplainResponse(
+        request_id=found.request_id,
+        state=_STATES[found.state],
+        waits_for=_CAUSES[found.waits_for],
+        flow=_flow(found.flow),
+        ahead=found.ahead,
+        wait_place_s=found.waits.place_s,
+        wait_load_s=found.waits.load_s,
+        wait_kv_s=found.waits.kv_s,
+        wait_budget_s=found.waits.budget_s,
+        paused_s=found.paused_s,
+        prompt_tokens=found.prompt_tokens,
+        completion_tokens=found.completion_tokens,
+        demanding_adapters=found.demanding_adapters,
+        max_loras=found.max_loras,
+    )
+
+
+def _turn(turn: TurnSnapshot) -> engine_pb2.TurnState:
+    return engine_pb2.TurnState(
+        adapter=identity_of(turn.adapter),
+        service=turn.service,
+        quantum=turn.quantum,
+        steps=turn.steps,
+        max_steps=turn.max_steps,
+        closing=turn.closing,
     )
 
 
@@ -61,6 +114,12 @@ def _flow(flow: FlowSnapshot) -> engine_pb2.FlowState:
         waiting=flow.waiting,
         running=flow.running,
         paused=flow.paused,
+        virtual_counter=flow.virtual_counter,
         ring_position=flow.ring_position,
+        wait_bound_s=flow.wait_bound_s,
         waited_s=flow.waited_s,
+        waits_for=_CAUSES[flow.waits_for],
+        tenant_weight=flow.tenant_weight,
+        adapter_weight=flow.adapter_weight,
+        service_lag=flow.service_lag,
     )

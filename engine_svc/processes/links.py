@@ -11,12 +11,15 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from engine_svc.frontend.core_link import LinkPhase, OutputStream
 from engine_svc.frontend.router import OutputRouter
 from engine_svc.messages import (
     Cancel,
     CoreHello,
+    ExplainAnswer,
+    ExplainRequest,
     FrontendHello,
     SnapshotAnswer,
     SnapshotRequest,
@@ -24,7 +27,7 @@ from engine_svc.messages import (
     Submit,
 )
 from engine_svc.processes.socket import ChannelClosed, Outbox, Peer, connect
-from engine_svc.types import CoreSnapshot, Request, StepOutputs
+from engine_svc.types import CoreSnapshot, Request, RequestExplanation, StepOutputs
 from loraplex.status import Unavailable
 
 SNAPSHOT_SECONDS = 10.0
@@ -43,7 +46,7 @@ class FrontendLink:
         self._names_ready = False
         self._draining = False
         self._tickets = itertools.count()
-        self._snapshots: dict[int, asyncio.Future[CoreSnapshot]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
 
     # ---- CoreLink
 
@@ -67,18 +70,29 @@ class FrontendLink:
         self._send(StopChoice(request_id, choice, keep_tokens))
 
     async def snapshot(self) -> CoreSnapshot:
+        answer: CoreSnapshot = await self._ask(SnapshotRequest)
+        return answer
+
+    async def explain(self, request_id: str) -> RequestExplanation | None:
+        answer: RequestExplanation | None = await self._ask(
+            lambda ticket: ExplainRequest(ticket, request_id)
+        )
+        return answer
+
+    async def _ask(self, question: Callable[[int], object]) -> Any:
+        """Send `question` under a new ticket and wait for its answer."""
         if self._core is None:
             raise _no_core()
         ticket = next(self._tickets)
         answer = asyncio.get_running_loop().create_future()
-        self._snapshots[ticket] = answer
-        self._send(SnapshotRequest(ticket))
+        self._asked[ticket] = answer
+        self._send(question(ticket))
         try:
             return await asyncio.wait_for(answer, SNAPSHOT_SECONDS)
         except TimeoutError:
             raise _no_core() from None
         finally:
-            self._snapshots.pop(ticket, None)
+            self._asked.pop(ticket, None)
 
     # ---- called by the transport and the process, in the loop
 
@@ -91,7 +105,7 @@ class FrontendLink:
         """The core is gone: open requests end ENGINE_LOST."""
         self._core = None
         self.router.lose_core()
-        for answer in self._snapshots.values():
+        for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(_no_core())
         self._set_phase()
@@ -110,10 +124,10 @@ class FrontendLink:
         match message:
             case StepOutputs():
                 self.router.deliver(message.items)
-            case SnapshotAnswer(ticket, snapshot):
-                answer = self._snapshots.get(ticket)
-                if answer is not None and not answer.done():
-                    answer.set_result(snapshot)
+            case SnapshotAnswer(ticket, answer) | ExplainAnswer(ticket, answer):
+                waiting = self._asked.get(ticket)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
 
     def _set_phase(self) -> None:
         if self._draining:

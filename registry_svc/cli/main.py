@@ -149,7 +149,7 @@ def _add_tenant_commands(commands: Any) -> None:
         inner,
         "update",
         base_models.tenant_update,
-        "change or make a tenant; engines of this build do not apply its weight and limits yet",
+        "change or make a tenant; engines apply its weight and limits at once",
     )
     update.add_argument("name")
     update.add_argument("--weight", type=float, help="share of the engine")

@@ -20,6 +20,7 @@ from engine_svc.types import (
     OutputItem,
     Request,
     RequestEnded,
+    RequestExplanation,
     RequestStats,
     SequenceOutput,
     Waits,
@@ -49,6 +50,8 @@ class FakeCoreLink:
         self.cancelled: list[str] = []
         self.stopped: list[tuple[str, int, int]] = []
         self._state = state or CoreSnapshot()
+        #: what `explain` answers
+        self.explanations: dict[str, RequestExplanation] = {}
         self._resumed = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -80,6 +83,9 @@ class FakeCoreLink:
         if self.phase is LinkPhase.STARTING:
             raise Unavailable("no core yet", reason="STARTING")
         return self._state
+
+    async def explain(self, request_id: str) -> RequestExplanation | None:
+        return self.explanations.get(request_id)
 
     def resume(self) -> None:
         """Let scripts that wait at HOLD go on."""

@@ -107,8 +107,8 @@ def test_steps_are_observed_and_the_state_shown_when_the_core_falls_idle() -> No
             memory=MemorySnapshot(kv_bytes=7, free_bytes=3),
             residents=(ResidentAdapter(ref, "slot", 40),),
             flows=(
-                FlowSnapshot(flow, ref, waited_s=0.5),
-                FlowSnapshot(batch, ref, waited_s=0.25),
+                FlowSnapshot(flow, ref, waited_s=0.5, wait_bound_s=2.0, service_lag=-3.0),
+                FlowSnapshot(batch, ref, waited_s=0.25, wait_bound_s=4.0, service_lag=-1.0),
                 FlowSnapshot(base, waited_s=9.0),
             ),
             slot_evictions=2,
@@ -126,10 +126,13 @@ def test_steps_are_observed_and_the_state_shown_when_the_core_falls_idle() -> No
     assert seen["loraplex_adapter_resident_bytes", "slot"] == 40
     assert seen["loraplex_adapter_evictions_total", "slot"] == 2
     assert seen["loraplex_flow_wait_seconds", "sql-lora"] == 0.5
+    assert seen["loraplex_flow_wait_bound_seconds", "sql-lora"] == 4.0
+    assert seen["loraplex_flow_service_lag", "sql-lora"] == -1.0
     states.pop(0)
     metrics.stepped(report(step=-1, idle=True))
     seen = values(registry)
     assert seen["loraplex_flow_wait_seconds", "sql-lora"] == 0
+    assert seen["loraplex_flow_service_lag", "sql-lora"] == 0
     assert seen["loraplex_adapter_evictions_total", "slot"] == 5
     assert seen["loraplex_gpu_memory_bytes", "kv"] == 0
     assert seen["loraplex_step_batch_size_count",] == 1

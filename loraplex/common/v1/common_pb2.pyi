@@ -59,6 +59,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND."""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 36
     """NOT_FOUND: a model name (base or adapter) that this engine cannot serve to the caller."""
+    ERROR_REASON_REQUEST_NOT_FOUND: _ErrorReason.ValueType  # 37
+    """NOT_FOUND: this engine has no open request of that id."""
     ERROR_REASON_NAME_TAKEN: _ErrorReason.ValueType  # 40
     """ALREADY_EXISTS: the name belongs to another base model, adapter, alias or tenant."""
     ERROR_REASON_BASE_MODEL_MISMATCH: _ErrorReason.ValueType  # 50
@@ -166,6 +168,8 @@ ERROR_REASON_TENANT_NOT_FOUND: ErrorReason.ValueType  # 35
 """NOT_FOUND."""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 36
 """NOT_FOUND: a model name (base or adapter) that this engine cannot serve to the caller."""
+ERROR_REASON_REQUEST_NOT_FOUND: ErrorReason.ValueType  # 37
+"""NOT_FOUND: this engine has no open request of that id."""
 ERROR_REASON_NAME_TAKEN: ErrorReason.ValueType  # 40
 """ALREADY_EXISTS: the name belongs to another base model, adapter, alias or tenant."""
 ERROR_REASON_BASE_MODEL_MISMATCH: ErrorReason.ValueType  # 50

@@ -27,14 +27,18 @@ class _ServiceClass:
 class _ServiceClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServiceClass.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SERVICE_CLASS_UNSPECIFIED: _ServiceClass.ValueType  # 0
-    """Read as INTERACTIVE. This build shows the class of each flow and schedules both alike."""
+    """Read as INTERACTIVE. While both classes wait for places, BATCH gets every n-th of them
+    (--batch-grant-every).
+    """
     SERVICE_CLASS_INTERACTIVE: _ServiceClass.ValueType  # 1
     SERVICE_CLASS_BATCH: _ServiceClass.ValueType  # 2
 
 class ServiceClass(_ServiceClass, metaclass=_ServiceClassEnumTypeWrapper): ...
 
 SERVICE_CLASS_UNSPECIFIED: ServiceClass.ValueType  # 0
-"""Read as INTERACTIVE. This build shows the class of each flow and schedules both alike."""
+"""Read as INTERACTIVE. While both classes wait for places, BATCH gets every n-th of them
+(--batch-grant-every).
+"""
 SERVICE_CLASS_INTERACTIVE: ServiceClass.ValueType  # 1
 SERVICE_CLASS_BATCH: ServiceClass.ValueType  # 2
 Global___ServiceClass: _TypeAlias = ServiceClass  # noqa: Y015
@@ -78,6 +82,67 @@ RESIDENCY_TIER_DISK: ResidencyTier.ValueType  # 1
 RESIDENCY_TIER_HOST: ResidencyTier.ValueType  # 2
 RESIDENCY_TIER_SLOT: ResidencyTier.ValueType  # 3
 Global___ResidencyTier: _TypeAlias = ResidencyTier  # noqa: Y015
+
+class _WaitCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WAIT_CAUSE_UNSPECIFIED: _WaitCause.ValueType  # 0
+    WAIT_CAUSE_PLACE: _WaitCause.ValueType  # 1
+    """One of max_loras places."""
+    WAIT_CAUSE_LOAD: _WaitCause.ValueType  # 2
+    """Weights on the host or their copy into a slot."""
+    WAIT_CAUSE_BYTES: _WaitCause.ValueType  # 3
+    """Arena pages for the adapter itself."""
+    WAIT_CAUSE_PAGES: _WaitCause.ValueType  # 4
+    """Arena pages for keys and values."""
+    WAIT_CAUSE_SEAT: _WaitCause.ValueType  # 5
+    """One of max_num_seqs seats."""
+    WAIT_CAUSE_BUDGET: _WaitCause.ValueType  # 6
+    """The next step, or tokens in it."""
+
+class WaitCause(_WaitCause, metaclass=_WaitCauseEnumTypeWrapper):
+    """What a waiting request lacks."""
+
+WAIT_CAUSE_UNSPECIFIED: WaitCause.ValueType  # 0
+WAIT_CAUSE_PLACE: WaitCause.ValueType  # 1
+"""One of max_loras places."""
+WAIT_CAUSE_LOAD: WaitCause.ValueType  # 2
+"""Weights on the host or their copy into a slot."""
+WAIT_CAUSE_BYTES: WaitCause.ValueType  # 3
+"""Arena pages for the adapter itself."""
+WAIT_CAUSE_PAGES: WaitCause.ValueType  # 4
+"""Arena pages for keys and values."""
+WAIT_CAUSE_SEAT: WaitCause.ValueType  # 5
+"""One of max_num_seqs seats."""
+WAIT_CAUSE_BUDGET: WaitCause.ValueType  # 6
+"""The next step, or tokens in it."""
+Global___WaitCause: _TypeAlias = WaitCause  # noqa: Y015
+
+class _RequestState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
+    REQUEST_STATE_WAITING: _RequestState.ValueType  # 1
+    """No step has had a token of it."""
+    REQUEST_STATE_RUNNING: _RequestState.ValueType  # 2
+    REQUEST_STATE_PAUSED: _RequestState.ValueType  # 3
+    """It was running; it keeps or gets back its place in the order."""
+
+class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper): ...
+
+REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
+REQUEST_STATE_WAITING: RequestState.ValueType  # 1
+"""No step has had a token of it."""
+REQUEST_STATE_RUNNING: RequestState.ValueType  # 2
+REQUEST_STATE_PAUSED: RequestState.ValueType  # 3
+"""It was running; it keeps or gets back its place in the order."""
+Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -794,19 +859,30 @@ class FlowState(_message.Message):
     RING_POSITION_FIELD_NUMBER: _builtins.int
     WAIT_BOUND_S_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
+    ADAPTER_WEIGHT_FIELD_NUMBER: _builtins.int
+    SERVICE_LAG_FIELD_NUMBER: _builtins.int
     service_class: Global___ServiceClass.ValueType
     tenant: _builtins.str
     waiting: _builtins.int
     running: _builtins.int
     paused: _builtins.int
     virtual_counter: _builtins.float
-    """Service received, divided by weight. 0: this build does not count it."""
+    """Service received, divided by weight; the least is served first among the holders of places."""
     ring_position: _builtins.int
     """1, 2 … in the ring; 0: it holds a place; −1: its weights are on their way."""
     wait_bound_s: _builtins.float
-    """Longest that its head can wait from now. 0: this build does not compute it."""
+    """Longest that its head can wait for a place from now on; 0: it holds one."""
     waited_s: _builtins.float
     """How long its oldest request that has not been planned has waited."""
+    waits_for: Global___WaitCause.ValueType
+    """What its oldest waiting request lacks; UNSPECIFIED: nothing waits."""
+    tenant_weight: _builtins.float
+    """Its tenant's weight, and its own inside its tenant."""
+    adapter_weight: _builtins.float
+    service_lag: _builtins.float
+    """How far its counter is behind the least served flow that demands; below 0: ahead of all others."""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterIdentity: ...
     def __init__(
@@ -822,14 +898,58 @@ class FlowState(_message.Message):
         ring_position: _builtins.int = ...,
         wait_bound_s: _builtins.float = ...,
         waited_s: _builtins.float = ...,
+        waits_for: Global___WaitCause.ValueType = ...,
+        tenant_weight: _builtins.float = ...,
+        adapter_weight: _builtins.float = ...,
+        service_lag: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "paused", b"paused", "ring_position", b"ring_position", "running", b"running", "service_class", b"service_class", "tenant", b"tenant", "virtual_counter", b"virtual_counter", "wait_bound_s", b"wait_bound_s", "waited_s", b"waited_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_weight", b"adapter_weight", "paused", b"paused", "ring_position", b"ring_position", "running", b"running", "service_class", b"service_class", "service_lag", b"service_lag", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "virtual_counter", b"virtual_counter", "wait_bound_s", b"wait_bound_s", "waited_s", b"waited_s", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FlowState: _TypeAlias = FlowState  # noqa: Y015
+
+@_typing.final
+class TurnState(_message.Message):
+    """An adapter's time in a place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    SERVICE_FIELD_NUMBER: _builtins.int
+    QUANTUM_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    CLOSING_FIELD_NUMBER: _builtins.int
+    service: _builtins.float
+    """Service of this turn, and that after which it ends while somebody waits."""
+    quantum: _builtins.float
+    steps: _builtins.int
+    """Steps since it began, and those after which it ends while somebody waits."""
+    max_steps: _builtins.int
+    closing: _builtins.bool
+    """It takes no new sequence; what still runs is paused soon."""
+    @_builtins.property
+    def adapter(self) -> _common_pb2.AdapterIdentity: ...
+    def __init__(
+        self,
+        *,
+        adapter: _common_pb2.AdapterIdentity | None = ...,
+        service: _builtins.float = ...,
+        quantum: _builtins.float = ...,
+        steps: _builtins.int = ...,
+        max_steps: _builtins.int = ...,
+        closing: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "closing", b"closing", "max_steps", b"max_steps", "quantum", b"quantum", "service", b"service", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TurnState: _TypeAlias = TurnState  # noqa: Y015
 
 @_typing.final
 class MemoryState(_message.Message):
@@ -885,6 +1005,8 @@ class EngineState(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     RESIDENCY_FIELD_NUMBER: _builtins.int
     FLOWS_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     base_model: _builtins.str
     registry_revision: _builtins.int
@@ -893,12 +1015,18 @@ class EngineState(_message.Message):
     running_sequences: _builtins.int
     waiting_sequences: _builtins.int
     steps: _builtins.int
+    step_s: _builtins.float
+    """Seconds of a step, smoothed."""
     @_builtins.property
     def memory(self) -> Global___MemoryState: ...
     @_builtins.property
     def residency(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterResidency]: ...
     @_builtins.property
     def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowState]: ...
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnState]:
+        """Who holds a place, the base model included."""
+
     def __init__(
         self,
         *,
@@ -912,10 +1040,12 @@ class EngineState(_message.Message):
         memory: Global___MemoryState | None = ...,
         residency: _abc.Iterable[Global___AdapterResidency] | None = ...,
         flows: _abc.Iterable[Global___FlowState] | None = ...,
+        turns: _abc.Iterable[Global___TurnState] | None = ...,
+        step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "engine_id", b"engine_id", "flows", b"flows", "max_loras", b"max_loras", "memory", b"memory", "registry_revision", b"registry_revision", "residency", b"residency", "running_sequences", b"running_sequences", "steps", b"steps", "waiting_sequences", b"waiting_sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "engine_id", b"engine_id", "flows", b"flows", "max_loras", b"max_loras", "memory", b"memory", "registry_revision", b"registry_revision", "residency", b"residency", "running_sequences", b"running_sequences", "step_s", b"step_s", "steps", b"steps", "turns", b"turns", "waiting_sequences", b"waiting_sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -995,6 +1125,88 @@ class WatchEngineStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchEngineStateResponse: _TypeAlias = WatchEngineStateResponse  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Of GenerateRequest, or the one that `started` told; of several the oldest."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    FLOW_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    WAIT_PLACE_S_FIELD_NUMBER: _builtins.int
+    WAIT_LOAD_S_FIELD_NUMBER: _builtins.int
+    WAIT_KV_S_FIELD_NUMBER: _builtins.int
+    WAIT_BUDGET_S_FIELD_NUMBER: _builtins.int
+    PAUSED_S_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    DEMANDING_ADAPTERS_FIELD_NUMBER: _builtins.int
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    state: Global___RequestState.ValueType
+    waits_for: Global___WaitCause.ValueType
+    """What it lacks; UNSPECIFIED while it runs."""
+    ahead: _builtins.int
+    """Requests of its flow that come before it."""
+    wait_place_s: _builtins.float
+    wait_load_s: _builtins.float
+    wait_kv_s: _builtins.float
+    wait_budget_s: _builtins.float
+    paused_s: _builtins.float
+    prompt_tokens: _builtins.int
+    completion_tokens: _builtins.int
+    demanding_adapters: _builtins.int
+    """Demanding adapters and places of the engine, to read the ring position by."""
+    max_loras: _builtins.int
+    @_builtins.property
+    def flow(self) -> Global___FlowState: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        state: Global___RequestState.ValueType = ...,
+        waits_for: Global___WaitCause.ValueType = ...,
+        flow: Global___FlowState | None = ...,
+        ahead: _builtins.int = ...,
+        wait_place_s: _builtins.float = ...,
+        wait_load_s: _builtins.float = ...,
+        wait_kv_s: _builtins.float = ...,
+        wait_budget_s: _builtins.float = ...,
+        paused_s: _builtins.float = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        demanding_adapters: _builtins.int = ...,
+        max_loras: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "completion_tokens", b"completion_tokens", "demanding_adapters", b"demanding_adapters", "flow", b"flow", "max_loras", b"max_loras", "paused_s", b"paused_s", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "wait_budget_s", b"wait_budget_s", "wait_kv_s", b"wait_kv_s", "wait_load_s", b"wait_load_s", "wait_place_s", b"wait_place_s", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
 class WarmAdapterRequest(_message.Message):

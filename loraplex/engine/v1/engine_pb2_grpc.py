@@ -55,6 +55,11 @@ class EngineStub:
                 request_serializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.WatchEngineStateRequest.SerializeToString,
                 response_deserializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.WatchEngineStateResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/loraplex.engine.v1.Engine/Explain',
+                request_serializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.ExplainResponse.FromString,
+                _registered_method=True)
         self.WarmAdapter = channel.unary_unary(
                 '/loraplex.engine.v1.Engine/WarmAdapter',
                 request_serializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.WarmAdapterRequest.SerializeToString,
@@ -105,6 +110,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why a request of this engine waits or runs as it does. NOT_FOUND REQUEST_NOT_FOUND once it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WarmAdapter(self, request, context):
         """Brings an adapter's weights to the host before anybody asks for them. UNIMPLEMENTED in this build.
         """
@@ -147,6 +159,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.WatchEngineState,
                     request_deserializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.WatchEngineStateRequest.FromString,
                     response_serializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.WatchEngineStateResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.ExplainRequest.FromString,
+                    response_serializer=loraplex_dot_engine_dot_v1_dot_engine__pb2.ExplainResponse.SerializeToString,
             ),
             'WarmAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.WarmAdapter,
@@ -273,6 +290,33 @@ class Engine:
             '/loraplex.engine.v1.Engine/WatchEngineState',
             loraplex_dot_engine_dot_v1_dot_engine__pb2.WatchEngineStateRequest.SerializeToString,
             loraplex_dot_engine_dot_v1_dot_engine__pb2.WatchEngineStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loraplex.engine.v1.Engine/Explain',
+            loraplex_dot_engine_dot_v1_dot_engine__pb2.ExplainRequest.SerializeToString,
+            loraplex_dot_engine_dot_v1_dot_engine__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

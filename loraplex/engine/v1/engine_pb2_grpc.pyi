@@ -43,6 +43,8 @@ class EngineStub:
     """One picture of residency, queues and memory."""
     WatchEngineState: _grpc.UnaryStreamMultiCallable[_engine_pb2.WatchEngineStateRequest, _engine_pb2.WatchEngineStateResponse]
     """The same, again and again."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_engine_pb2.ExplainRequest, _engine_pb2.ExplainResponse]
+    """Why a request of this engine waits or runs as it does. NOT_FOUND REQUEST_NOT_FOUND once it has ended."""
     WarmAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.WarmAdapterRequest, _engine_pb2.WarmAdapterResponse]
     """Brings an adapter's weights to the host before anybody asks for them. UNIMPLEMENTED in this build."""
     PinAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.PinAdapterRequest, _engine_pb2.PinAdapterResponse]
@@ -64,6 +66,8 @@ class EngineAsyncStub(EngineStub):
     """One picture of residency, queues and memory."""
     WatchEngineState: _aio.UnaryStreamMultiCallable[_engine_pb2.WatchEngineStateRequest, _engine_pb2.WatchEngineStateResponse]  # type: ignore[assignment]
     """The same, again and again."""
+    Explain: _aio.UnaryUnaryMultiCallable[_engine_pb2.ExplainRequest, _engine_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Why a request of this engine waits or runs as it does. NOT_FOUND REQUEST_NOT_FOUND once it has ended."""
     WarmAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.WarmAdapterRequest, _engine_pb2.WarmAdapterResponse]  # type: ignore[assignment]
     """Brings an adapter's weights to the host before anybody asks for them. UNIMPLEMENTED in this build."""
     PinAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.PinAdapterRequest, _engine_pb2.PinAdapterResponse]  # type: ignore[assignment]
@@ -106,6 +110,14 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_pb2.WatchEngineStateResponse], _abc.AsyncIterator[_engine_pb2.WatchEngineStateResponse]]:
         """The same, again and again."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _engine_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.ExplainResponse, _abc.Awaitable[_engine_pb2.ExplainResponse]]:
+        """Why a request of this engine waits or runs as it does. NOT_FOUND REQUEST_NOT_FOUND once it has ended."""
 
     @_abc_1.abstractmethod
     def WarmAdapter(
