@@ -29,6 +29,22 @@ GOALS = (
     Goal("cpu", "first token, first run", "lower", 60.0, "s"),
     Goal("cpu", "first token, second run", "lower", 15.0, "s"),
     Goal("cpu", "idle stack without weights and KV", "lower", 700.0, "MiB"),
+    Goal("fairness", "worst wait / bound, all cells", "lower", 1.0, "×"),
+    Goal("fairness", "smallest Jain index, all cells", "higher", 0.99, ""),
+    Goal("fairness", "fewest rounds, all cells", "higher", 20, "rounds"),
+    *(
+        Goal(
+            "fairness",
+            f"max_loras {count}, {popularity}: finite trace / {peer}",
+            "lower",
+            1.03,
+            "×",
+        )
+        for count in (32, 64)
+        for popularity in ("uniform", "Zipf")
+        for peer in ("baseline", "baseline with own copies")
+    ),
+    Goal("fairness", "planning, 256 sequences, 10,000 flows", "lower", 200.0, "µs"),
 )
 
 

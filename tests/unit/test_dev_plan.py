@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.dev.plan import (
+    BENCH,
     CPU_INDEX,
     DEMO,
     TEST,
@@ -86,6 +87,7 @@ def test_the_demo_installs_no_test_oracle() -> None:
     assert "test" not in DEMO.extras
     assert not re.search("transformers|peft|seaweedfs|test", named.replace(str(ROOT), ""))
     assert TEST.covers(DEMO)
+    assert BENCH.covers(TEST)
     assert not DEMO.covers(TEST)
 
 

@@ -40,7 +40,8 @@ TEST = PackageSet(
     6 << 30,
     4 << 30,
 )
-PACKAGE_SETS = {"demo": DEMO, "test": TEST}
+BENCH = PackageSet("bench", (*TEST.extras, "bench"), TEST.no_deps, 6 << 30, 4 << 30)
+PACKAGE_SETS = {"demo": DEMO, "test": TEST, "bench": BENCH}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.dev import lint, secrets_file, stubs
 from tools.dev.checks import Unfit
 from tools.dev.environment import Environment
-from tools.dev.plan import DEMO, TEST, PackageSet
+from tools.dev.plan import BENCH, DEMO, TEST, PackageSet
 
 ROOT = Path(__file__).resolve().parents[2]
 _EXIT_UNFIT = 2
@@ -128,7 +128,7 @@ def _bench(name: str) -> Target | None:
     def action(environment: Environment, args: Sequence[str]) -> int:
         return run_python(environment, "-m", f"benchmarks.{bench}", *args)
 
-    return Target(f"benchmark {bench}", TEST, action)
+    return Target(f"benchmark {bench}", BENCH, action)
 
 
 TARGETS = {

@@ -1,0 +1,214 @@
+"""The real EngineCore as a policy of the simulator: everything around it is simulated, it is not.
+
+The weights lie on the host; a copy into a slot takes COPY_S beside the steps. The core's time is
+not part of the simulated time: the benchmark measures it apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from benchmarks.fairness_policy import (
+    COPY_S,
+    COPY_SLOWDOWN,
+    Job,
+    Shape,
+    StepFacts,
+    step_s,
+)
+from engine_svc.core.engine import EngineCore
+from engine_svc.types import (
+    NO_SLOT,
+    AdapterRef,
+    EngineLimits,
+    Failure,
+    FlowKey,
+    HostSpan,
+    LateInputs,
+    Request,
+    RequestEnded,
+    Sample,
+    SamplingParams,
+    ServiceClass,
+    SlotLoad,
+    StepPlan,
+    StepResult,
+    WeightsReady,
+)
+
+TENANT = "default"
+ADAPTER_PAGES = 4
+PAGE_SIZE = 16
+#: as engine_svc.compose keeps them
+SLOTS_A_PLACE = 4
+#: a core that has nothing to run looks again after so long
+IDLE_S = 0.0005
+
+
+class SimClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+
+class SimRunner:
+    """Answers every plan at once with token 1; knows from the seats which job a chunk is of."""
+
+    def __init__(self, clock: SimClock) -> None:
+        self._clock = clock
+        self.jobs: dict[int, Job] = {}
+        self._by_seat: dict[int, Job] = {}
+        self._opened: set[int] = set()
+        self._results: deque[StepResult] = deque()
+        self.facts = StepFacts({}, 0, 0, 0, (), 0.0)
+
+    def forward(self, plan: StepPlan) -> None:
+        pauses = 0
+        for opening in plan.seat_openings:
+            number = opening.sampling.seed
+            self._by_seat[opening.seat] = self.jobs[number]
+            pauses += number in self._opened
+            self._opened.add(number)
+        served: dict[int, int] = {}
+        samples: list[Sample] = []
+        prompt_tokens, slots = 0, set()
+        for chunk in plan.chunks:
+            flow = self._by_seat[chunk.seat].flow
+            # what a pause or preemption makes new is named too: one token is a decode either way
+            decodes = not chunk.token_ids or chunk.start >= self._by_seat[chunk.seat].prompt
+            served[flow] = served.get(flow, 0) + (2 if decodes else chunk.num_tokens)
+            prompt_tokens += 0 if decodes else chunk.num_tokens
+            slots.add(chunk.slot)
+            samples.extend(Sample(seat, 1) for seat in chunk.sample_seats)
+        seconds = step_s(len(plan.chunks), len(slots - {NO_SLOT}), prompt_tokens)
+        self._results.append(StepResult(plan.step, tuple(samples), compute_s=seconds))
+        swaps = len(plan.slot_bindings)
+        self.facts = StepFacts(served, len(plan.chunks), swaps, pauses, (), 0.0)
+
+    def sample(self, plan: StepPlan, late: LateInputs) -> None:
+        pass
+
+    def collect(self, step: int) -> StepResult:
+        result = self._results.popleft()
+        slowed = self.facts.swaps * COPY_S * COPY_SLOWDOWN
+        self._clock.now_s += result.compute_s + slowed
+        return result
+
+    def forget(self, number: int) -> Job:
+        self._opened.discard(number)
+        return self.jobs.pop(number)
+
+
+class SimWriter:
+    """Copies end COPY_S after they began, one after the other."""
+
+    def __init__(self, clock: SimClock) -> None:
+        self._clock = clock
+        self._loads: deque[tuple[float, SlotLoad]] = deque()
+        self._free_s = 0.0
+
+    def start(self, load: SlotLoad) -> None:
+        self._free_s = max(self._free_s, self._clock.now()) + COPY_S
+        self._loads.append((self._free_s, load))
+
+    def poll(self) -> tuple[tuple[SlotLoad, Failure | None], ...]:
+        done: list[tuple[SlotLoad, Failure | None]] = []
+        while self._loads and self._loads[0][0] <= self._clock.now():
+            done.append((self._loads.popleft()[1], None))
+        return tuple(done)
+
+
+class SimWeights:
+    """All weights are on the host: each want is answered at the next poll."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, None] = {}
+
+    def want(self, ref: AdapterRef, rank: int) -> None:
+        self._asked[ref.digest] = None
+
+    def drop(self, digest: str) -> None:
+        pass
+
+    def poll(self) -> tuple[WeightsReady, ...]:
+        answers = tuple(
+            WeightsReady(digest, HostSpan(0, 1), ADAPTER_PAGES, 1, "host", 0.0)
+            for digest in self._asked
+        )
+        self._asked.clear()
+        return answers
+
+
+def limits_of(shape: Shape, demanding: int, quantum: int, turn_max_steps: int) -> EngineLimits:
+    """Room enough that neither KV nor the queue binds: only places, seats and tokens do."""
+    slots = SLOTS_A_PLACE * shape.max_loras
+    return EngineLimits(
+        max_loras=shape.max_loras,
+        max_num_seqs=shape.max_num_seqs,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        num_pages=slots * ADAPTER_PAGES + 16 * shape.max_num_seqs * (2 + SLOTS_A_PLACE),
+        page_size=PAGE_SIZE,
+        page_bytes=2 << 20,
+        num_slots=slots,
+        context_tokens=1024,
+        max_queued_requests=1 << 20,
+        max_queued_tokens=1 << 30,
+        max_queue_wait_s=1e9,
+        quantum=quantum,
+        turn_max_steps=turn_max_steps,
+        closing_steps=8,
+        prefix_cache=False,
+        prefetch_adapters=2 * shape.max_loras,
+        max_wanted=demanding + slots,
+    )
+
+
+class Turns:
+    """loraplex's own scheduler."""
+
+    def __init__(self, limits: EngineLimits, clock: SimClock | None = None) -> None:
+        self.clock = clock or SimClock()
+        self.runner = SimRunner(self.clock)
+        writer = SimWriter(self.clock)
+        self.core = EngineCore(limits, self.runner, writer, SimWeights(), self.clock)
+        self._refs: dict[int, AdapterRef] = {}
+        self._prompts: dict[int, tuple[int, ...]] = {}
+
+    def submit(self, job: Job) -> None:
+        ref = self._refs.get(job.flow)
+        if ref is None:
+            ref = self._refs[job.flow] = AdapterRef(f"a{job.flow}", 1, f"sha256:{job.flow}")
+        prompt = self._prompts.setdefault(job.prompt, (1,) * job.prompt)
+        self.runner.jobs[job.number] = job
+        self.core.submit(
+            Request(
+                str(job.number),
+                FlowKey(ServiceClass.INTERACTIVE, TENANT, ref.digest),
+                prompt,
+                SamplingParams(job.output, seed=job.number),
+                self.clock.now(),
+                ref,
+            )
+        )
+
+    def step(self) -> StepFacts:
+        report = self.core.step()
+        facts = self.runner.facts
+        if report.step < 0:
+            self.clock.now_s += IDLE_S
+            facts = StepFacts({}, 0, 0, 0, (), 0.0)
+        facts.finished = self.finished()
+        facts.now_s = self.clock.now_s
+        return facts
+
+    def finished(self) -> list[Job]:
+        """Jobs that were answered since the last call. Raises: RuntimeError: one failed."""
+        jobs = []
+        for item in self.core.take_outputs():
+            if isinstance(item, RequestEnded):
+                if item.failure is not None:
+                    raise RuntimeError(f"request {item.request_id} failed: {item.failure.message}")
+                jobs.append(self.runner.forget(int(item.request_id)))
+        return jobs

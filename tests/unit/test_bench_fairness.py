@@ -1,0 +1,124 @@
+"""The simulator's own parts: costs, baselines, crowd, meter."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.fairness_baselines import Fcfs
+from benchmarks.fairness_crowd import Cell, Crowd
+from benchmarks.fairness_meter import Meter, jain
+from benchmarks.fairness_policy import Job, Shape, StepFacts, step_s
+from benchmarks.fairness_sim import SKIP, SLICE, TURNS, run_closed, run_trace, wait_bound_steps
+
+SHAPE = Shape(max_loras=1, max_num_seqs=4, max_num_batched_tokens=64)
+
+
+def facts(served: dict[int, int], now_s: float, finished: tuple[Job, ...] = ()) -> StepFacts:
+    return StepFacts(served, len(served), 0, 0, finished, now_s)
+
+
+def run(policy: Fcfs, steps: int) -> list[Job]:
+    return [job for _ in range(steps) for job in policy.step().finished]
+
+
+def test_a_step_costs_what_was_measured() -> None:
+    assert step_s(64, 0, 0) == pytest.approx(0.00663)
+    assert step_s(64, 8, 0) == pytest.approx(0.0109, rel=0.05)
+    assert step_s(64, 64, 0) == pytest.approx(0.0336, rel=0.05)
+    assert 0.00573 < step_s(48, 0, 0) < 0.00663
+    assert step_s(1, 1, 512) - step_s(1, 1, 0) == pytest.approx(0.01536)
+
+
+def test_the_skipping_baseline_never_leaves_an_adapter_that_goes_on() -> None:
+    policy = Fcfs(SHAPE, swap_s=0.0)
+    policy.submit(Job(0, flow=1, prompt=4, output=4))
+    policy.submit(Job(1, flow=2, prompt=4, output=4))
+    number = 2
+    for _ in range(200):
+        policy.submit(Job(number, flow=1, prompt=4, output=4))
+        number += 1
+        assert all(job.flow == 1 for job in policy.step().finished)
+
+
+def test_a_slice_lets_the_other_adapter_in_once_the_first_has_drained() -> None:
+    policy = Fcfs(SHAPE, swap_s=0.0, slice_s=0.05)
+    policy.submit(Job(0, flow=2, prompt=4, output=4))
+    flows: list[int] = []
+    number = 1
+    for _ in range(100):
+        policy.submit(Job(number, flow=1, prompt=4, output=4))
+        number += 1
+        flows += [job.flow for job in policy.step().finished]
+        if number == 50:
+            policy.submit(Job(1000, flow=2, prompt=4, output=4))
+    assert flows.count(2) == 2
+
+
+def test_a_baseline_answers_all_and_counts_each_swap() -> None:
+    policy = Fcfs(SHAPE, swap_s=1.0)
+    jobs = [Job(number, number % 3, 4, 2) for number in range(9)]
+    for job in jobs:
+        policy.submit(job)
+    swaps, done = 0, list[Job]()
+    while len(done) < len(jobs):
+        step = policy.step()
+        swaps += step.swaps
+        done += step.finished
+    assert sorted(job.number for job in done) == list(range(9))
+    assert swaps == 3
+    assert step.now_s > 3.0
+
+
+def test_crowds_of_equal_seed_are_equal_and_a_guest_never_comes_back_at_once() -> None:
+    cell = Cell(1, zipf=True)
+    assert cell.demanding == 300
+    first, again = (list(Crowd(cell).first_jobs()) for _ in range(2))
+    assert first == again
+    crowd = Crowd(cell)
+    guests = [job for job in crowd.first_jobs() if job.flow not in set(crowd.residents)]
+    assert len(guests) == 60
+    fresh = [new.flow for job in guests for new in crowd.after(job)]
+    assert len(fresh) == 60
+    assert not set(fresh) & {job.flow for job in guests}
+    (again_asked,) = crowd.after(Job(0, crowd.residents[0], 1, 1))
+    assert again_asked.flow == crowd.residents[0]
+
+
+def test_zipf_gives_the_first_the_most_clients_and_everybody_some() -> None:
+    crowd = Crowd(Cell(8, zipf=True))
+    jobs = [job.flow for job in crowd.first_jobs()]
+    counts = [jobs.count(flow) for flow in crowd.residents[:50]]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > 20 * counts[-1]
+    assert min(map(jobs.count, crowd.residents[-50:])) == 2
+
+
+def test_a_wait_counts_from_the_arrival_and_between_two_steps_and_when_it_has_not_ended() -> None:
+    meter = Meter(max_num_seqs=2)
+    a, b = Job(0, 1, 1, 1), Job(1, 2, 1, 1)
+    meter.submitted(a)
+    meter.submitted(b)
+    meter.stepped(facts({1: 2}, 1.0))
+    meter.stepped(facts({}, 1.5))
+    meter.stepped(facts({1: 2}, 2.0))
+    meter.stepped(facts({2: 2}, 3.0))
+    meter.stepped(facts({1: 2}, 4.0, (a,)))
+    found = meter.measured([1, 2])
+    assert found.steps == 4
+    # flow 1 waited 0 and 1 steps, flow 2 waited 2 and, not ended, 1
+    assert (found.wait_quantiles[0], found.worst_wait_steps) == (0, 2)
+    assert found.worst_wait_s == 2.0
+
+
+def test_jain_is_one_for_equals_and_one_of_n_for_a_single_taker() -> None:
+    assert jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
+    assert jain([5.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+
+
+def test_the_real_core_serves_all_and_keeps_its_bound_where_the_baselines_starve() -> None:
+    cell = Cell(1, zipf=False)
+    ours, skip, sliced = (run_closed(name, cell, 9000) for name in (TURNS, SKIP, SLICE))
+    assert ours.worst_wait_steps <= wait_bound_steps(cell)
+    assert skip.worst_wait_steps == 9000
+    assert ours.jain > 0.9 > sliced.jain > skip.jain
+    assert run_trace(TURNS, cell) > 0
