@@ -141,7 +141,7 @@ class SimWeights:
         return answers
 
 
-def limits_of(shape: Shape, demanding: int, quantum: int, turn_max_steps: int) -> EngineLimits:
+def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
     """Room enough that neither KV nor the queue binds: only places, seats and tokens do."""
     slots = SLOTS_A_PLACE * shape.max_loras
     return EngineLimits(
@@ -161,7 +161,7 @@ def limits_of(shape: Shape, demanding: int, quantum: int, turn_max_steps: int) -
         closing_steps=8,
         prefix_cache=False,
         prefetch_adapters=2 * shape.max_loras,
-        max_wanted=demanding + slots,
+        max_wanted=4 * shape.max_loras + 16,
     )
 
 

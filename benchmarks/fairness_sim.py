@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from benchmarks.fairness_baselines import Fcfs
@@ -9,6 +10,7 @@ from benchmarks.fairness_crowd import Cell, Crowd
 from benchmarks.fairness_engine import Turns, limits_of
 from benchmarks.fairness_meter import Measured, Meter
 from benchmarks.fairness_policy import COPY_S, COPY_SLOWDOWN, SWAP_IN_STEP_S, Policy, Shape
+from engine_svc.core.limits import quantum_floor, turn_steps
 from engine_svc.types import EngineLimits
 
 TURNS, SKIP, SLICE = "loraplex", "FCFS, skips", "FCFS, 2 s slices"
@@ -16,23 +18,22 @@ TURNS, SKIP, SLICE = "loraplex", "FCFS, skips", "FCFS, 2 s slices"
 SKIP_COPY, SLICE_COPY = "FCFS, skips, own copies", "FCFS, 2 s slices, own copies"
 POLICIES = (TURNS, SKIP, SLICE)
 SLICE_S = 2.0
-#: steps in which a place may stand empty because the copy for it still runs
-SWAP_STEPS = 1
-#: service of one adapter a turn: a job of the median size and half of another for each client
-QUANTUM = 128
-TURN_MAX_STEPS = 16
+#: more than a turn needs for its quantum with two clients: the quantum ends turns, not the clock
+TURN_MAX_STEPS = 64
 #: a policy that has not finished the trace after so many steps fails the benchmark
 TRACE_STEPS_LIMIT = 10**7
 
 
 def shape_of(cell: Cell) -> Shape:
-    """Two sequences an adapter at least, and room for a chunk beside all decodes."""
-    seats = max(64, 2 * cell.max_loras)
-    return Shape(cell.max_loras, seats, 2 * seats + 16)
+    """Two sequences an adapter, and as many prompt tokens as decodes in a step."""
+    seats = max(32, 2 * cell.max_loras)
+    return Shape(cell.max_loras, seats, 2 * seats)
 
 
 def engine_limits(cell: Cell) -> EngineLimits:
-    return limits_of(shape_of(cell), cell.demanding, QUANTUM, TURN_MAX_STEPS)
+    """The shortest turns that the core takes: most rounds in so many steps."""
+    limits = limits_of(shape_of(cell), quantum=0, turn_max_steps=TURN_MAX_STEPS)
+    return dataclasses.replace(limits, quantum=quantum_floor(limits))
 
 
 def policy_of(name: str, cell: Cell) -> Policy:
@@ -86,7 +87,5 @@ def run_trace(name: str, cell: Cell) -> float:
 
 def wait_bound_steps(cell: Cell) -> int:
     """⌈N·k/M⌉·T of the design with one tenant (N = 1), its last adapter (k = all that demand) and T
-    = a turn, its soft close and the steps of a copy."""
-    limits = engine_limits(cell)
-    turn = limits.turn_max_steps + limits.closing_steps + SWAP_STEPS
-    return -(-cell.demanding // cell.max_loras) * turn
+    as the core counts it: a turn, its soft close and the steps of a swap."""
+    return -(-cell.demanding // cell.max_loras) * turn_steps(engine_limits(cell))

@@ -31,6 +31,7 @@ from engine_svc.picture import picture
 from engine_svc.processes.core_loop import CoreLoop
 from engine_svc.processes.links import FrontendLink, LocalPeer
 from engine_svc.settings import MIN_CHUNK, EngineSettings
+from engine_svc.shares import quota_of
 from engine_svc.types import CoreSnapshot, EngineLimits
 from loraplex.base_folder import find_base_folder, read_base_folder
 from loraplex.status import FailedPrecondition
@@ -86,7 +87,17 @@ def build_core(settings: EngineSettings, model: LoadedModel, weights: WeightsSou
         num_slots=settings.max_loras * SLOTS_A_PLACE,
         context_tokens=model.context_tokens,
         max_queued_requests=settings.max_queued_requests,
+        max_queued_tokens=settings.max_queued_tokens,
+        tenant_quota=quota_of(
+            settings.tenant_max_queued_requests, settings.tenant_max_queued_tokens
+        ),
+        max_queue_wait_s=settings.max_queue_wait,
+        batch_grant_every=settings.batch_grant_every,
+        prefill_price=settings.prefill_price,
+        decode_price=settings.decode_price,
         quantum=settings.quantum,
+        turn_max_steps=settings.turn_max_steps,
+        closing_steps=settings.closing_steps,
         min_chunk=MIN_CHUNK,
         # on a CPU the next plan has nothing to overlap with
         run_ahead=int(model.device != "cpu"),

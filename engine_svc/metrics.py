@@ -84,7 +84,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("loraplex_flow_wait_bound_seconds", "core", "gauge",
            "Longest that an adapter can still wait for a place.", ("adapter",)),
     Metric("loraplex_flow_service_lag", "core", "gauge",
-           "Weighted service by which an adapter is behind the least served one; negative: ahead.",
+           "Weighted service by which an adapter is behind its tenant's others; negative: ahead.",
            ("adapter",)),
 )  # fmt: skip
 

@@ -35,4 +35,6 @@ def picture(
         ),
         residents=core.residents,
         flows=core.flows,
+        turns=core.turns,
+        step_s=core.step_s,
     )

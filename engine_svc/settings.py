@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 import loraplex.address
+from engine_svc.core.limits import quantum_floor
 
 ENV_PREFIX = "LORAPLEX_ENGINE_"
 #: Kubernetes injects …_PORT, …_PORT_50052_TCP_ADDR, …_SERVICE_HOST for a service of our name; no
@@ -22,6 +23,9 @@ _INJECTED = re.compile(r"_PORT(_|$)|_HOST$")
 #: Where clients find the engine; not ours to read.
 _CLIENT_VARIABLE = "LORAPLEX_ENGINE_ADDRESS"
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+#: A number that the engine works out by itself.
+AUTO = 0
+_AUTO_TEXT = "auto"
 _UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 #: Smallest number of prompt tokens that a step gives a new sequence (EngineLimits.min_chunk).
 MIN_CHUNK = 16
@@ -81,12 +85,39 @@ class EngineSettings:
     device: str = _setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     page_size: int = _setting(0, "positions a page; 0: the smallest that fits", low=0, high=4096)
     quantum: int = _setting(
-        512, "service (prefill + 2 × decode tokens) that ends a turn while others wait",
-        low=1, high=2**24,
+        AUTO, "service (tokens × their price) that ends a turn while others wait; auto: so much"
+        " that swaps cost at most 5 % of the steps",
+        low=1, high=2**24, auto=True,
     )  # fmt: skip
+    turn_max_steps: int = _setting(
+        512, "steps that end a turn while others wait", low=1, high=2**20
+    )
+    closing_steps: int = _setting(
+        64, "steps that a turn's sequences get to end before they are paused", low=0, high=2**20
+    )
+    prefill_price: float = _setting(1.0, "service of a prompt token", low=0.001, high=1000.0)
+    decode_price: float = _setting(2.0, "service of a decoded token", low=0.001, high=1000.0)
+    batch_grant_every: int = _setting(
+        4, "of so many places given, one goes to class BATCH while it waits", low=2, high=1000
+    )
     max_queued_requests: int = _setting(
         4096, "waiting requests before QUEUE_FULL", low=1, high=2**20
     )
+    max_queued_tokens: int = _setting(
+        2**22, "prompt tokens of waiting requests before QUEUE_FULL", low=1, high=2**40
+    )
+    tenant_max_queued_requests: int = _setting(
+        0, "the same of one tenant before TENANT_QUOTA, where the registry has no limit for it; "
+        "0: none",
+        low=0, high=2**20,
+    )  # fmt: skip
+    tenant_max_queued_tokens: int = _setting(
+        0, "the same in prompt tokens; 0: none", low=0, high=2**40
+    )
+    max_queue_wait: float = _setting(
+        30.0, "seconds: a request whose worst wait is longer is refused at once", low=0.1,
+        high=86400.0,
+    )  # fmt: skip
     enable_prefix_caching: bool = _setting(True, "reuse keys and values of equal prompt beginnings")
     run_dir: str = _setting(
         ".loraplex/engine/run", "folder for the metric files of this start",
@@ -134,13 +165,21 @@ class Setting:
         return ENV_PREFIX + self.name.upper()
 
     @property
+    def shown_default(self) -> str:
+        """The default as a user would write it."""
+        if self.limits.get("auto") and self.default == AUTO:
+            return _AUTO_TEXT
+        return str(self.default).lower() if self.kind is bool else str(self.default)
+
+    @property
     def range(self) -> str:
         """What a value may be, in words."""
         if "choices" in self.limits:
             return "one of " + ", ".join(self.limits["choices"])
         if "low" in self.limits:
             kind = "a number" if self.kind is float else "a whole number"
-            return f"{kind} from {self.limits['low']} to {self.limits['high']}"
+            auto = f"{_AUTO_TEXT}, or " if self.limits.get("auto") else ""
+            return f"{auto}{kind} from {self.limits['low']} to {self.limits['high']}"
         if self.kind is bool:
             return "true or false"
         return "not empty" if self._must_not_be_empty else "text"
@@ -151,6 +190,8 @@ class Setting:
 
     def parse(self, text: str, key: str) -> Any:
         """The value of `text`. Raises: SettingInvalid naming `key`, value and range."""
+        if self.limits.get("auto") and text.strip() == _AUTO_TEXT:
+            return AUTO
         try:
             value = _converted(text.strip(), self.kind, bool(self.limits.get("size")))
         except ValueError:
@@ -230,6 +271,12 @@ def _check(settings: EngineSettings) -> None:
             f"--max-num-batched-tokens is {settings.max_num_batched_tokens}; must be at least "
             f"{floor}: --max-num-seqs ({settings.max_num_seqs}) + one chunk of {MIN_CHUNK}"
         )
+    least = quantum_floor(settings)
+    if settings.quantum != AUTO and settings.quantum < least:
+        raise SettingInvalid(
+            f"--quantum is {settings.quantum}; must be auto or at least {least}, the service of a "
+            "step that one adapter fills (--max-num-batched-tokens, --max-num-seqs and the prices)"
+        )
     if 0 < settings.max_cpu_loras < settings.max_loras:
         raise SettingInvalid(
             f"--max-cpu-loras is {settings.max_cpu_loras}; must be 0 or at least "
@@ -260,7 +307,7 @@ def _parser() -> argparse.ArgumentParser:
         "loraplex-engine", description="Serve LoRA adapters on one base model.", allow_abbrev=False
     )
     for setting in SETTINGS:
-        shown_default = "" if setting.default == "" else f"; default {setting.default}"
+        shown_default = f"; default {setting.shown_default}" if setting.shown_default else ""
         text = f"{setting.help} ({setting.range}{shown_default}) [{setting.env}]"
         optional = {"nargs": "?", "const": "true"} if setting.kind is bool else {}
         parser.add_argument(

@@ -13,6 +13,8 @@ from engine_svc.names import NameMap, NameMapUpdate
 from engine_svc.types import TenantQuota
 
 DEFAULT_WEIGHT = 1.0
+#: more than any queue holds: what the registry and the settings call 0, no limit
+NO_LIMIT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,15 @@ class Shares:
     quotas: Mapping[str, TenantQuota] = field(default_factory=dict)
 
 
-def shares_of(names: NameMap) -> Shares:
-    """All weights and limits of a name map, in one pass over it."""
+def quota_of(max_queued_requests: int, max_queued_tokens: int) -> TenantQuota:
+    """0 is no limit."""
+    return TenantQuota(max_queued_requests or NO_LIMIT, max_queued_tokens or NO_LIMIT)
+
+
+def shares_of(names: NameMap, default: TenantQuota | None = None) -> Shares:
+    """All weights and limits of a name map, in one pass over it; `default` holds where a tenant
+    has one limit of its own and not the other."""
+    default = default or quota_of(0, 0)
     heaviest: dict[str, float] = {}
     for digest, weight in names.weights():
         heaviest[digest] = max(weight, heaviest.get(digest, 0.0))
@@ -38,7 +47,10 @@ def shares_of(names: NameMap) -> Shares:
         },
         adapter_weights={d: weight for d, weight in heaviest.items() if weight != DEFAULT_WEIGHT},
         quotas={
-            tenant.name: TenantQuota(tenant.max_queued_requests, tenant.max_queued_tokens)
+            tenant.name: TenantQuota(
+                tenant.max_queued_requests or default.max_queued_requests,
+                tenant.max_queued_tokens or default.max_queued_tokens,
+            )
             for tenant in names.tenants
             if tenant.max_queued_requests or tenant.max_queued_tokens
         },

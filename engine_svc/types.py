@@ -354,7 +354,7 @@ class FlowSnapshot:
     waits_for: str = ""
     tenant_weight: float = 1.0
     adapter_weight: float = 1.0
-    #: how far its counter is behind the least served demanding flow
+    #: how far its counter is behind its tenant's virtual time; below 0: ahead
     service_lag: float = 0.0
 
 
@@ -489,6 +489,8 @@ class EngineLimits:
     max_queued_requests: int = 4096
     #: prompt tokens of the requests that wait for their first step
     max_queued_tokens: int = 4 * 2**20
+    #: of a tenant that set_quotas does not name; None: no limit of its own
+    tenant_quota: TenantQuota | None = None
     #: a request that would wait longer is refused at once
     max_queue_wait_s: float = 30.0
     #: of this many grants of a place one goes to class batch, when both classes ask

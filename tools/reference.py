@@ -42,7 +42,7 @@ def main() -> int:
 
 def configuration() -> str:
     engine = [
-        (f"`{s.flag}`", f"`{s.env}`", _code(_default(s.default)), s.range, s.help)
+        (f"`{s.flag}`", f"`{s.env}`", _code(s.shown_default), s.range, s.help)
         for s in engine_settings.SETTINGS
     ]
     registry = [
@@ -142,10 +142,6 @@ def _arguments(command: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         if action.choices:
             meaning = "; ".join(filter(None, (meaning, "one of " + ", ".join(action.choices))))
         yield f"`{shown}`", meaning
-
-
-def _default(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _code(text: str) -> str:

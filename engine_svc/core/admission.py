@@ -38,7 +38,7 @@ def _overflow(books: Books, request: Request) -> Failure | None:
         return failures.queue_tokens_full(
             queue.num_tokens, tokens, limits.max_queued_tokens, retry_s
         )
-    quota = queue.quota(tenant)
+    quota = queue.quota(tenant) or limits.tenant_quota
     if quota is None:
         return None
     num_requests, num_tokens = queue.size_of(tenant)

@@ -26,6 +26,7 @@ from engine_svc.core import failures
 from engine_svc.core.admission import admit, refusal
 from engine_svc.core.books import Books
 from engine_svc.core.commit import commit_step, cut_choice
+from engine_svc.core.explain import explain
 from engine_svc.core.limits import check_limits
 from engine_svc.core.loads import Loads
 from engine_svc.core.planner import LaunchedStep, plan_step
@@ -34,7 +35,15 @@ from engine_svc.core.report import StepReport
 from engine_svc.core.sequence import SequenceState
 from engine_svc.core.snapshot import CoreCounts, take_counts
 from engine_svc.core.waits import Cause
-from engine_svc.types import EngineLimits, Failure, LateInputs, OutputItem, Request, TenantQuota
+from engine_svc.types import (
+    EngineLimits,
+    Failure,
+    LateInputs,
+    OutputItem,
+    Request,
+    RequestExplanation,
+    TenantQuota,
+)
 
 _NOTHING_LATE = LateInputs()
 
@@ -109,6 +118,10 @@ class EngineCore:
         Raises: ValueError naming a limit below 0.
         """
         self._books.queue.set_quotas(quotas)
+
+    def explain(self, request_id: str) -> RequestExplanation | None:
+        """Why an open request waits, by our id or its client's; None: there is none."""
+        return explain(self._books, request_id, self._clock.now())
 
     def drain(self) -> None:
         """Refuse new requests from now on; what was admitted goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from engine_svc.types import EngineLimits
 
@@ -57,7 +58,20 @@ def arena_tokens(limits: EngineLimits, adapter_pages: int) -> int:
     return (limits.num_pages - adapter_pages) * limits.page_size + 1
 
 
-def quantum_floor(limits: EngineLimits) -> int:
+class StepSize(Protocol):
+    """What bounds a step, as the limits and the settings call it."""
+
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+    @property
+    def prefill_price(self) -> float: ...
+    @property
+    def decode_price(self) -> float: ...
+
+
+def quantum_floor(limits: StepSize) -> int:
     """The service of the largest step that one adapter can have: a smaller quantum would be
     overdrawn by more than the next turn can give back, turn after turn."""
     prompts = limits.prefill_price * limits.max_num_batched_tokens

@@ -13,7 +13,7 @@ from engine_svc.core.limits import turn_steps
 from engine_svc.core.loads import Loads
 from engine_svc.core.sequence import LiveRequest
 from engine_svc.core.slots import SlotState
-from engine_svc.types import FlowKey, FlowSnapshot, ResidentAdapter
+from engine_svc.types import FlowKey, FlowSnapshot, ResidentAdapter, TurnSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ class CoreCounts:
     slot_evictions: int
     preemptions: int
     draining: bool
+    turns: tuple[TurnSnapshot, ...] = ()
+    #: smoothed seconds of a step
+    step_s: float = 0.0
 
 
 def take_counts(books: Books, loads: Loads, now: float, draining: bool) -> CoreCounts:
@@ -57,6 +60,8 @@ def take_counts(books: Books, loads: Loads, now: float, draining: bool) -> CoreC
         slot_evictions=memory.slots.num_evictions,
         preemptions=books.num_preempted,
         draining=draining,
+        turns=_turns(books),
+        step_s=books.rates.step_s,
     )
 
 
@@ -66,19 +71,43 @@ def _flows(books: Books, now: float) -> tuple[FlowSnapshot, ...]:
         if live.waits is None:
             oldest.setdefault(live.request.flow, live)
     return tuple(
-        FlowSnapshot(
-            flow.key,
-            lane.ref,
-            len(flow.waiting),
-            flow.num_running,
-            len(flow.suspended),
-            ring_position=_position(books, flow),
-            waited_s=now - oldest[flow.key].request.received_s if flow.key in oldest else 0.0,
-            virtual_counter=flow.share.counter,
-            wait_bound_s=wait_bound_steps(books, flow) * books.rates.step_s,
-        )
+        flow_snapshot(books, flow, oldest.get(flow.key), now)
         for lane in books.lanes.values()
         for flow in lane.flows.values()
+    )
+
+
+def flow_snapshot(books: Books, flow: Flow, oldest: LiveRequest | None, now: float) -> FlowSnapshot:
+    """`oldest` is the flow's oldest request that has not been planned."""
+    lane = flow.lane
+    return FlowSnapshot(
+        flow.key,
+        lane.ref,
+        len(flow.waiting),
+        flow.num_running,
+        len(flow.suspended),
+        ring_position=_position(books, flow),
+        waited_s=0.0 if oldest is None else now - oldest.request.received_s,
+        virtual_counter=flow.share.counter,
+        wait_bound_s=wait_bound_steps(books, flow) * books.rates.step_s,
+        waits_for=lane.clock.cause.name.lower() if flow.num_deferred else "",
+        tenant_weight=flow.account.weight,
+        adapter_weight=flow.share.weight,
+        service_lag=flow.account.virtual - flow.share.counter,
+    )
+
+
+def _turns(books: Books) -> tuple[TurnSnapshot, ...]:
+    return tuple(
+        TurnSnapshot(
+            turn.lane.ref,
+            service=turn.service,
+            quantum=turn.allowance,
+            steps=books.next_step - turn.first_step,
+            max_steps=books.limits.turn_max_steps,
+            closing=turn.closing_since is not None,
+        )
+        for turn in books.turns
     )
 
 

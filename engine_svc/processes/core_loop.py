@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from engine_svc.failures import failure_of
-from engine_svc.messages import Cancel, SnapshotAnswer, SnapshotRequest, StopChoice, Submit
+from engine_svc.messages import (
+    Cancel,
+    ExplainAnswer,
+    ExplainRequest,
+    SnapshotAnswer,
+    SnapshotRequest,
+    StopChoice,
+    Submit,
+)
 from engine_svc.processes.socket import Peer
+from engine_svc.shares import Shares
 from engine_svc.types import (
     CoreSnapshot,
     Failure,
     OutputItem,
     Request,
     RequestEnded,
+    RequestExplanation,
     RequestStats,
     StepOutputs,
+    TenantQuota,
 )
 from loraplex.status import LoraplexError
 
@@ -48,6 +59,11 @@ class Core(Protocol):
     def stop_choice(self, request_id: str, choice: int, keep_tokens: int) -> None: ...
     def step(self) -> Report: ...
     def take_outputs(self) -> tuple[OutputItem, ...]: ...
+    def set_shares(
+        self, tenant_weights: Mapping[str, float], adapter_weights: Mapping[str, float]
+    ) -> None: ...
+    def explain(self, request_id: str) -> RequestExplanation | None: ...
+    def set_quotas(self, quotas: Mapping[str, TenantQuota]) -> None: ...
 
 
 class CoreLoop:
@@ -72,6 +88,8 @@ class CoreLoop:
         self._changed = threading.Condition()
         self._woken = False
         self._stopping = False
+        #: weights and queue limits that the core has not been told yet
+        self._shares: Shares | None = None
         #: request id → who asked; ends with RequestEnded or its peer
         self._owner: dict[str, Peer] = {}
         self._open: dict[Peer, set[str]] = {}
@@ -90,6 +108,13 @@ class CoreLoop:
         """The peer is gone: its requests are cancelled."""
         self._push(peer, None)
 
+    def share(self, shares: Shares) -> None:
+        """Weights and queue limits from the next step on; a later call replaces an earlier one."""
+        with self._changed:
+            self._shares = shares
+            self._woken = True
+            self._changed.notify()
+
     def wake(self) -> None:
         """Something that the core polls has an answer."""
         with self._changed:
@@ -106,6 +131,7 @@ class CoreLoop:
     def run(self) -> None:
         """Until `stop`. An exception of the core ends the loop: it is a bug, not a request's."""
         while not self._stopping:
+            self._apply_shares()
             for peer, message in self._take():
                 self._handle(peer, message)
             report = self._core.step()
@@ -122,10 +148,17 @@ class CoreLoop:
 
     def _take(self) -> list[tuple[Peer, object | None]]:
         with self._changed:
-            self._woken = False
+            self._woken = self._shares is not None
             taken = list(self._inbox)
             self._inbox.clear()
             return taken
+
+    def _apply_shares(self) -> None:
+        with self._changed:
+            shares, self._shares = self._shares, None
+        if shares is not None:
+            self._core.set_shares(shares.tenant_weights, shares.adapter_weights)
+            self._core.set_quotas(shares.quotas)
 
     def _sleep(self) -> None:
         with self._changed:
@@ -142,6 +175,8 @@ class CoreLoop:
                 self._core.stop_choice(request_id, choice, keep_tokens)
             case SnapshotRequest(ticket):
                 peer.put(SnapshotAnswer(ticket, self._snapshot()))
+            case ExplainRequest(ticket, request_id):
+                peer.put(ExplainAnswer(ticket, self._core.explain(request_id)))
             case None:
                 self._drop(peer)
 

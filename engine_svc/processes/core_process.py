@@ -24,7 +24,7 @@ def run(child: Child) -> None:
     metrics = StepMetrics(settings.max_adapter_series, parts.snapshot)
     loop = CoreLoop(parts.core, parts.snapshot, metrics.stepped, process.stalled)
     process.loop = loop
-    loader.wake = loop.wake
+    loader.wake, loader.shares = loop.wake, loop.share
     child.watch(lambda seconds: None, loop.stop)
     loader.start(parts.hello)
     stop_serving = serve(str(sockets / "core"), boot.authkey, process.accepted)

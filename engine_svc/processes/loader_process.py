@@ -28,7 +28,7 @@ from engine_svc.observing import LoadMetrics
 from engine_svc.processes.child import Child
 from engine_svc.processes.names_feed import NamesFeed
 from engine_svc.processes.socket import Channel, ChannelClosed, Outbox, serve
-from engine_svc.shares import Shares, may_change_shares
+from engine_svc.shares import Shares, may_change_shares, quota_of
 from engine_svc.types import WeightsFailed, WeightsReady
 from loraplex.base_folder import find_base_folder, read_base_folder
 from loraplex.blobs import open_blob_store
@@ -59,7 +59,9 @@ class _LoaderProcess:
             digest_cache=cache_dir / "base_digests.json",
         )
         self._store = open_blob_store(settings.blob_store_url, settings.s3_endpoint_url or None)
-        self._feed = NamesFeed()
+        self._feed = NamesFeed(
+            quota_of(settings.tenant_max_queued_requests, settings.tenant_max_queued_tokens)
+        )
         self._metrics = LoadMetrics(settings.max_adapter_series)
         self._disk = DiskCache(cache_dir, settings.disk_cache_bytes)
         self._region = HostRegion.create(Path(boot.host_region_path), settings.host_cache_bytes)

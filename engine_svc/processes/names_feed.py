@@ -14,13 +14,16 @@ from engine_svc.messages import FrontendHello, NamesChanged
 from engine_svc.names import NameMap, NameMapUpdate
 from engine_svc.processes.socket import Channel, ChannelClosed, Peer, connect
 from engine_svc.shares import Shares, shares_of
+from engine_svc.types import TenantQuota
 
 
 class NamesFeed:
     """The loader's own map and the frontends that follow it; threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: TenantQuota | None = None) -> None:
+        """`quota`: the queue limits of a tenant that has none of its own."""
         self._map = NameMap()
+        self._quota = quota
         self._peers: set[Peer] = set()
         self._open = False
         self._lock = threading.Lock()
@@ -41,7 +44,7 @@ class NamesFeed:
     def shares(self) -> Shares:
         """Weights and queue limits as of `revision`."""
         with self._lock:
-            return shares_of(self._map)
+            return shares_of(self._map, self._quota)
 
     def open(self) -> bool:
         """Begin to serve. Returns: whether it was closed before."""

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pytest
 
-from engine_svc.messages import Cancel, SnapshotAnswer, SnapshotRequest, StopChoice, Submit
+from engine_svc.messages import (
+    Cancel,
+    ExplainAnswer,
+    ExplainRequest,
+    SnapshotAnswer,
+    SnapshotRequest,
+    StopChoice,
+    Submit,
+)
 from engine_svc.processes import core_loop
 from engine_svc.processes.core_loop import CoreLoop
+from engine_svc.shares import Shares
 from engine_svc.types import (
     Admitted,
     CoreSnapshot,
     Failure,
     FlowKey,
+    FlowSnapshot,
     OutputItem,
     Request,
     RequestEnded,
+    RequestExplanation,
     RequestStats,
     SamplingParams,
     ServiceClass,
     StepOutputs,
+    TenantQuota,
 )
 from loraplex.status import ResourceExhausted
 from tests.support.waiting import eventually
@@ -59,6 +71,19 @@ class FakeCore:
 
     def stop_choice(self, request_id: str, choice: int, keep_tokens: int) -> None:
         self.calls.append(("stop", request_id, choice, keep_tokens))
+
+    def set_shares(
+        self, tenant_weights: Mapping[str, float], adapter_weights: Mapping[str, float]
+    ) -> None:
+        self.calls.append(("shares", dict(tenant_weights), dict(adapter_weights)))
+
+    def set_quotas(self, quotas: Mapping[str, TenantQuota]) -> None:
+        self.calls.append(("quotas", dict(quotas)))
+
+    def explain(self, request_id: str) -> RequestExplanation | None:
+        if request_id != "known":
+            return None
+        return RequestExplanation(request_id, "waiting", FlowSnapshot(request("a").flow), "place")
 
     def step(self) -> FakeReport:
         self.steps += 1
@@ -167,6 +192,22 @@ def test_a_refused_request_ends_with_its_failure(running: Running) -> None:
     assert (item.failure.code, item.failure.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
 
 
+def test_shares_reach_an_idle_core_at_once_and_the_last_ones_count(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_loop, "IDLE_WAIT_SECONDS", 60.0)
+    running.loop.wake()
+    quotas = {"acme": TenantQuota(3, 0)}
+    running.loop.share(Shares({"acme": 2.0}, {"sha256:a": 4.0}, quotas))
+    eventually(lambda: len(running.core.calls) >= 2)
+    assert running.core.calls == [
+        ("shares", {"acme": 2.0}, {"sha256:a": 4.0}),
+        ("quotas", quotas),
+    ]
+    running.loop.share(Shares({"acme": 5.0}))
+    eventually(lambda: ("shares", {"acme": 5.0}, {}) in running.core.calls)
+
+
 def test_snapshot_is_answered_with_its_ticket(running: Running) -> None:
     peer = FakePeer()
     running.loop.attach(peer)
@@ -174,6 +215,20 @@ def test_snapshot_is_answered_with_its_ticket(running: Running) -> None:
     (answer,) = eventually(lambda: peer.messages)
     assert isinstance(answer, SnapshotAnswer)
     assert answer.ticket == 7
+
+
+def test_an_explanation_is_answered_with_its_ticket_also_when_there_is_none(
+    running: Running,
+) -> None:
+    peer = FakePeer()
+    running.loop.attach(peer)
+    running.loop.post(peer, ExplainRequest(8, "known"))
+    running.loop.post(peer, ExplainRequest(9, "gone"))
+    first, second = eventually(lambda: len(peer.messages) == 2 and peer.messages)
+    assert isinstance(first, ExplainAnswer)
+    assert first.explanation is not None
+    assert (first.ticket, first.explanation.waits_for) == (8, "place")
+    assert second == ExplainAnswer(9, None)
 
 
 def test_an_idle_loop_sleeps_and_wakes_for_a_message(

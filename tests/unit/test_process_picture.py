@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from engine_svc.core.snapshot import CoreCounts
 from engine_svc.picture import picture
-from engine_svc.types import AdapterRef, FlowKey, FlowSnapshot, ResidentAdapter, ServiceClass
+from engine_svc.types import (
+    AdapterRef,
+    FlowKey,
+    FlowSnapshot,
+    ResidentAdapter,
+    ServiceClass,
+    TurnSnapshot,
+)
 
 
 def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
@@ -17,6 +24,7 @@ def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
         num_pages=10, page_bytes=100, kv_pages=2, cached_pages=1,
         adapter_pages=3, free_pages=4, loading_adapters=0,
         slot_evictions=5, preemptions=0, draining=True,
+        turns=(TurnSnapshot(ref, 1.0, 2.0, 3, 4),), step_s=0.25,
     )  # fmt: skip
     seen = picture(core, max_loras=2, weights_bytes=1000, workspace_bytes=50, host_cache_bytes=500)
     memory = seen.memory
@@ -32,3 +40,4 @@ def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
     assert (shown.waiting, shown.running, shown.paused) == (1, 2, 3)
     assert (shown.ring_position, shown.waited_s) == (-1, 0.5)
     assert seen.slot_evictions == 5
+    assert (seen.turns, seen.step_s) == (core.turns, 0.25)

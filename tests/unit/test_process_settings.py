@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from engine_svc.settings import ENV_PREFIX, SETTINGS, SettingInvalid, load, shown
+from engine_svc.settings import AUTO, ENV_PREFIX, SETTINGS, SettingInvalid, load, shown
 
 MODEL = ["--model", "/models/tiny"]
 
@@ -58,6 +58,8 @@ def test_address_variable_of_clients_is_not_an_error() -> None:
         (["--blob-store", "/tmp"], "--blob-store is '/tmp'; must be file:///dir or s3://"),
         (["--max-cpu-loras", "1"], "must be 0 or at least --max-loras (4)"),
         (["--listen", "127.0.0.1:9", "--metrics-listen", "127.0.0.1:9"], "must differ from"),
+        (["--quantum", "511"], "--quantum is 511; must be auto or at least 512"),
+        (["--decode-price", "20", "--quantum", "1279"], "must be auto or at least 1280"),
         (
             ["--max-num-batched-tokens", "64"],
             "--max-num-batched-tokens is 64; must be at least 80",
@@ -67,6 +69,34 @@ def test_address_variable_of_clients_is_not_an_error() -> None:
 def test_bad_value_names_key_value_and_range(flags: list[str], message: str) -> None:
     with pytest.raises(SettingInvalid, match=re.escape(message)):
         load([*MODEL, *flags], {})
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--quantum", "0"),
+        ("--quantum", "-3"),
+        ("--prefill-price", "nan"),
+        ("--decode-price", "inf"),
+        ("--decode-price", "0"),
+        ("--batch-grant-every", "1"),
+        ("--max-queue-wait", "nan"),
+        ("--max-queue-wait", "0"),
+        ("--max-queued-tokens", "0"),
+        ("--tenant-max-queued-requests", "-1"),
+        ("--tenant-max-queued-tokens", "-1"),
+        ("--closing-steps", "-1"),
+        ("--turn-max-steps", "0"),
+    ],
+)
+def test_absurd_shares_and_limits_of_the_scheduler_are_refused(flag: str, value: str) -> None:
+    with pytest.raises(SettingInvalid, match=re.escape(f"{flag} is '{value}'; must be ")):
+        load([*MODEL, flag, value], {})
+
+
+def test_the_quantum_is_computed_unless_a_number_is_given() -> None:
+    assert load(MODEL, {}).quantum == load([*MODEL, "--quantum", "auto"], {}).quantum == AUTO
+    assert load([*MODEL, "--quantum", "4096"], {}).quantum == 4096
 
 
 def test_bad_variable_is_named_by_its_variable() -> None:
@@ -93,7 +123,7 @@ def test_sizes_take_units(text: str, value: int) -> None:
 def test_every_default_is_inside_its_own_range() -> None:
     for setting in SETTINGS:
         if not setting.limits.get("required"):
-            assert setting.parse(str(setting.default), setting.flag) == setting.default
+            assert setting.parse(setting.shown_default, setting.flag) == setting.default
         assert setting.help
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine_svc.adapters.replica import Replica
 from engine_svc.names import AdapterEntry, NameMap, NameMapUpdate, TenantEntry
-from engine_svc.shares import Shares, may_change_shares, shares_of
+from engine_svc.shares import NO_LIMIT, Shares, may_change_shares, quota_of, shares_of
 from engine_svc.types import AdapterRef, TenantQuota
 from loraplex.registry.v1 import registry_pb2 as pb
 
@@ -34,8 +34,18 @@ def test_only_what_differs_from_the_default_is_listed() -> None:
     assert shares_of(names) == Shares(
         tenant_weights={"acme": 3.0, "free": 0.5},
         adapter_weights={"sha256:b": 4.0},
-        quotas={"acme": TenantQuota(10, 0)},
+        quotas={"acme": TenantQuota(10, NO_LIMIT)},
     )
+
+
+def test_a_limit_that_the_registry_leaves_open_is_the_engines_own() -> None:
+    names = NameMap()
+    tenants = (TenantEntry("acme", 1.0, 10, 0), TenantEntry("free", 1.0, 0, 99), TenantEntry("x"))
+    names.apply(NameMapUpdate(1, tenants=tenants))
+    assert shares_of(names, quota_of(5, 50)).quotas == {
+        "acme": TenantQuota(10, 50),
+        "free": TenantQuota(5, 99),
+    }
 
 
 def test_older_versions_have_their_adapters_present_weight() -> None:

@@ -882,7 +882,9 @@ class FlowState(_message.Message):
     """Its tenant's weight, and its own inside its tenant."""
     adapter_weight: _builtins.float
     service_lag: _builtins.float
-    """How far its counter is behind the least served flow that demands; below 0: ahead of all others."""
+    """How far its counter is behind the virtual time of its tenant, which is where all its counters would
+    be, had they been served alike; below 0: ahead.
+    """
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterIdentity: ...
     def __init__(
