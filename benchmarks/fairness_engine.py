@@ -39,8 +39,9 @@ from engine_svc.types import (
 TENANT = "default"
 ADAPTER_PAGES = 4
 PAGE_SIZE = 16
-#: as engine_svc.compose keeps them
-SLOTS_A_PLACE = 4
+#: the places, and as many adapters that are copied in for the next turns: with 300 adapters a place
+#: none is there still when its next turn comes, however many slots there are
+SLOTS_A_PLACE = 2
 #: a core that has nothing to run looks again after so long
 IDLE_S = 0.0005
 
@@ -160,7 +161,7 @@ def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
         turn_max_steps=turn_max_steps,
         closing_steps=8,
         prefix_cache=False,
-        prefetch_adapters=2 * shape.max_loras,
+        prefetch_adapters=shape.max_loras,
         max_wanted=4 * shape.max_loras + 16,
     )
 

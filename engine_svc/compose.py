@@ -96,6 +96,7 @@ def build_core(settings: EngineSettings, model: LoadedModel, weights: WeightsSou
         prefill_price=settings.prefill_price,
         decode_price=settings.decode_price,
         quantum=settings.quantum,
+        policy=settings.policy,
         turn_max_steps=settings.turn_max_steps,
         closing_steps=settings.closing_steps,
         min_chunk=MIN_CHUNK,

@@ -89,6 +89,11 @@ class EngineSettings:
         " that swaps cost at most 5 % of the steps",
         low=1, high=2**24, auto=True,
     )  # fmt: skip
+    policy: str = _setting(
+        "fair", "who gets places; resident-first lets an adapter keep its place while it has work,"
+        " as a baseline to compare with: others may starve",
+        choices=("fair", "resident-first"),
+    )  # fmt: skip
     turn_max_steps: int = _setting(
         512, "steps that end a turn while others wait", low=1, high=2**20
     )

@@ -24,6 +24,7 @@ import psutil
 
 from loraplex.channel import insecure_channel
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
+from loraplex.tenants import tenant_metadata
 from registry_svc.cli.main import main as registryctl
 from tests.support.tiny_model import TINY_NAME, write_tiny_adapter, write_tiny_model
 from tests.support.waiting import eventually
@@ -192,6 +193,12 @@ class Stack:
         self.engine_address, self.metrics_address = line["address"], line["metrics"]
         self._channel = insecure_channel(self.engine_address)
 
+    def stop_engine(self) -> None:
+        assert self.engine is not None, "start_engine first"
+        if self._channel is not None:
+            self._channel.close()
+        self.engine.terminate()
+
     def engine_args(self) -> list[str]:
         return [
             "--model", str(self.model), "--listen", "127.0.0.1:0",
@@ -214,7 +221,12 @@ class Stack:
         return self._channel
 
     def stream(
-        self, model: str, prompt: str = "once upon", max_tokens: int = 16, **options: float
+        self,
+        model: str,
+        prompt: str = "once upon",
+        max_tokens: int = 16,
+        tenant: str = "",
+        **options: float,
     ) -> Iterator[engine_pb2.GenerateResponse]:
         """A greedy stream that no end token stops; it is also the grpc call."""
         timeout_s = options.pop("timeout_s", CALL_TIMEOUT_S)
@@ -225,12 +237,16 @@ class Stack:
                 temperature=0.0, ignore_eos=True, max_tokens=max_tokens
             ),
         )
-        call: Iterator[engine_pb2.GenerateResponse] = self.stub.Generate(request, timeout=timeout_s)
+        call: Iterator[engine_pb2.GenerateResponse] = self.stub.Generate(
+            request, timeout=timeout_s, metadata=tenant_metadata(tenant)
+        )
         return call
 
-    def generate(self, model: str, prompt: str = "once upon", max_tokens: int = 16) -> Answer:
+    def generate(
+        self, model: str, prompt: str = "once upon", max_tokens: int = 16, tenant: str = ""
+    ) -> Answer:
         answer = Answer()
-        for message in self.stream(model, prompt, max_tokens):
+        for message in self.stream(model, prompt, max_tokens, tenant):
             answer.add(message)
         return answer
 
