@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    from engine_svc.processes.supervised import quiet_threads
+    from engine_svc.processes.threads import quiet_threads
 
     os.environ.update(quiet_threads(os.environ))
     from engine_svc.cli.generate import generate  # loads torch

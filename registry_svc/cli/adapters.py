@@ -10,9 +10,7 @@ from typing import Any
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from loraplex.registry.v1 import registry_pb2 as pb
-from registry_svc.cli.client import Client, read_labels
-from registry_svc.cli.output import (
+from loraplex.printing import (
     enum_name,
     print_fields,
     print_json,
@@ -21,6 +19,8 @@ from registry_svc.cli.output import (
     size,
     to_plain,
 )
+from loraplex.registry.v1 import registry_pb2 as pb
+from registry_svc.cli.client import Client, read_labels
 from registry_svc.names import check_name
 
 

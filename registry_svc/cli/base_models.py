@@ -9,10 +9,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from loraplex.adapter_format import BaseModelFacts, check_adapter, read_folder
 from loraplex.base_folder import find_base_folder, read_base_folder
-from loraplex.registry.v1 import registry_pb2 as pb
-from registry_svc.cli.adapters import pages
-from registry_svc.cli.client import Client
-from registry_svc.cli.output import (
+from loraplex.printing import (
     print_fields,
     print_json,
     print_table,
@@ -20,6 +17,9 @@ from registry_svc.cli.output import (
     size,
     to_plain,
 )
+from loraplex.registry.v1 import registry_pb2 as pb
+from registry_svc.cli.adapters import pages
+from registry_svc.cli.client import Client
 from registry_svc.facts import base_model_facts
 from registry_svc.messages import read_base_model
 from registry_svc.names import check_name

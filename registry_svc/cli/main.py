@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from loraplex import exit_codes
+from loraplex.printing import print_json
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
-from registry_svc.cli.output import print_json
 from registry_svc.settings import SettingInvalid
 
 EPILOG = """exit codes:
