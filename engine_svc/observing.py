@@ -59,6 +59,7 @@ class LoadMetrics:
     def __init__(self, max_series: int, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics = MetricSet("loader", registry)
         self._names = AdapterNames(max_series)
+        self._evictions: dict[str, int] = {}
 
     def answered(self, adapter: str, answer: WeightsReady | WeightsFailed) -> None:
         label = self._names.label(adapter)
@@ -72,6 +73,13 @@ class LoadMetrics:
                 adapter=label,
                 reason=answer.failure.reason,
             )
+
+    def evicted(self, host: int, disk: int) -> None:
+        """Evictions since the loader's start, by tier."""
+        for tier, total in (("host", host), ("disk", disk)):
+            new = total - self._evictions.get(tier, 0)
+            self._metrics.count("loraplex_adapter_evictions_total", new, tier=tier)
+            self._evictions[tier] = total
 
     def applied(self, revision: int) -> None:
         self._metrics.set("loraplex_registry_revision", revision)

@@ -153,6 +153,7 @@ class _LoaderProcess:
     def _send_answers(self, loader: Loader) -> None:
         while self._answered.wait():
             self._answered.clear()
+            self._metrics.evicted(loader.stats().host_evictions, self._disk.evictions)
             with self._core_lock:
                 for answer in loader.poll():
                     name = self._adapter_names.pop(answer.digest, "")
