@@ -23,7 +23,7 @@ _RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row: `roles` are the processes that write it, `kind` "counter", "gauge" or "histogram"."""
+    """One row: `roles` write it; `kind` is "counter", "gauge" or "histogram"."""
 
     name: str
     roles: tuple[str, ...]

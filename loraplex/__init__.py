@@ -4,6 +4,6 @@ client, channel, address, tenants   calling an engine or a registry
 status                errors ⇄ gRPC statuses; exit_codes and printing: the same for commands
 adapter_format/       PEFT folder → checked specification, manifest, digest
 base_model, base_folder   a base model's config, shapes and weights digest
-blobs, s3_blobs, s3   blobs by their SHA-256, in a folder or a bucket
+blobs                 stores of blobs by their SHA-256: file_blobs, s3_blobs; blob_content, s3
 engine/, registry/, common/   generated stubs of protos/
 """
