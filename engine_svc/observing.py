@@ -74,12 +74,12 @@ class LoadMetrics:
                 reason=answer.failure.reason,
             )
 
-    def evicted(self, host: int, disk: int) -> None:
-        """Evictions since the loader's start, by tier."""
-        for tier, total in (("host", host), ("disk", disk)):
-            new = total - self._evictions.get(tier, 0)
-            self._metrics.count("loraplex_adapter_evictions_total", new, tier=tier)
-            self._evictions[tier] = total
+    def cached(self, tier: str, num_bytes: int, evictions: int) -> None:
+        """The host or disk cache now; `evictions` since the loader's start."""
+        self._metrics.set("loraplex_adapter_resident_bytes", num_bytes, tier=tier)
+        new = evictions - self._evictions.get(tier, 0)
+        self._metrics.count("loraplex_adapter_evictions_total", new, tier=tier)
+        self._evictions[tier] = evictions
 
     def applied(self, revision: int) -> None:
         self._metrics.set("loraplex_registry_revision", revision)
@@ -132,9 +132,8 @@ class StepMetrics:
         put("loraplex_running_sequences", state.running_sequences)
         for part in ("weights", "kv", "adapters", "free", "workspace"):
             put("loraplex_gpu_memory_bytes", getattr(memory, f"{part}_bytes"), part=part)
-        for tier in ("slot", "host"):
-            resident = sum(one.num_bytes for one in state.residents if one.tier == tier)
-            put("loraplex_adapter_resident_bytes", resident, tier=tier)
+        resident = sum(one.num_bytes for one in state.residents if one.tier == "slot")
+        put("loraplex_adapter_resident_bytes", resident, tier="slot")
         evicted = state.slot_evictions - self._slot_evictions
         self._metrics.count("loraplex_adapter_evictions_total", evicted, tier="slot")
         self._slot_evictions = state.slot_evictions

@@ -90,9 +90,12 @@ def test_loads_are_observed_by_tier_and_failures_by_reason() -> None:
     metrics.answered("a", WeightsReady("d", HostSpan(0, 1), 1, 1, "disk", 0.5))
     metrics.answered("b", WeightsFailed("e", Failure("DATA_LOSS", "DIGEST_MISMATCH", "")))
     metrics.applied(9)
-    metrics.evicted(host=2, disk=0)
-    metrics.evicted(host=5, disk=1)
+    metrics.cached("host", num_bytes=70, evictions=2)
+    metrics.cached("host", num_bytes=40, evictions=5)
+    metrics.cached("disk", num_bytes=90, evictions=1)
     seen = values(registry)
+    assert seen["loraplex_adapter_resident_bytes", "host"] == 40
+    assert seen["loraplex_adapter_resident_bytes", "disk"] == 90
     assert seen["loraplex_adapter_evictions_total", "host"] == 5
     assert seen["loraplex_adapter_evictions_total", "disk"] == 1
     assert seen["loraplex_adapter_load_seconds_sum", "a", "disk"] == 0.5
