@@ -73,7 +73,8 @@ def _sort_tensors(tensors: Iterable[TensorLocator], base: BaseModelFacts) -> tup
     for tensor in tensors:
         key = parse_key(tensor.name)
         if key.layer >= base.spec.num_layers:
-            raise _mismatch(base, f"layer of {tensor.name}", key.layer, base.spec.num_layers - 1)
+            layers = f"0 … {base.spec.num_layers - 1}"
+            raise _mismatch(base, f"layer of {tensor.name}", key.layer, layers)
         if tensor.dtype not in DTYPES:
             raise _refused("WEIGHTS_INVALID", tensor.name, f"dtype {tensor.dtype} is no LoRA dtype")
         pair = found.setdefault((key.layer, key.module), {})
@@ -168,7 +169,7 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN])[:600] + (f" and {more} more" if more > 0 else "")
 
 
-def _mismatch(base: BaseModelFacts, what: str, value: int, limit: int) -> AdapterRefused:
+def _mismatch(base: BaseModelFacts, what: str, value: int, limit: int | str) -> AdapterRefused:
     return AdapterRefused(
         f"{what} is {value}, {base.name} has {limit}: trained on another base model",
         reason="BASE_MODEL_MISMATCH",
