@@ -1,4 +1,4 @@
-"""Where an adapter's matrices lie: sites, slices, entries, blocks. Pure; packer and runner share it.
+"""Where an adapter's matrices lie: sites, slices, entries, blocks. Pure; all sides share it.
 
     site    a fused linear of the base model: qkv, o, gate_up, down (one of each a layer)
     slice   one target inside a site, or a part of its columns where 16 rows of B would not fit

@@ -145,7 +145,7 @@ class SlotBinding:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Before the forward: page `target` becomes a copy of `source` (a fork's last, partial page)."""
+    """Before the forward: `target` becomes a copy of `source` (a fork's last, partial page)."""
 
     source: int
     target: int
