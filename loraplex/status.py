@@ -229,6 +229,11 @@ def from_rpc_error(error: grpc.RpcError) -> LoraplexError:
     return of_code(code, message, reason, metadata, retry_after_s)
 
 
+def was_answered(error: grpc.RpcError) -> bool:
+    """Whether one of our servers gave the error; else it is the transport's own."""
+    return rpc_status.from_call(error) is not None
+
+
 def _rebuild(
     kind: type[LoraplexError],
     message: str,

@@ -11,9 +11,10 @@ import grpc
 
 from engine_svc.cli import generate_arguments
 from loraplex import exit_codes
-from loraplex.status import LoraplexError, from_rpc_error
+from loraplex.status import LoraplexError, from_rpc_error, was_answered
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
+ADDRESS_VARIABLE = "LORAPLEX_ENGINE_ADDRESS"
 _EPILOG = """exit codes:
   0 done    1 internal error    2 bad argument    3 not found    4 refused
   6 not reachable, or no answer in time    7 not allowed    8 a limit is reached
@@ -26,6 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments.run(arguments)
     except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not was_answered(error):
+            print(
+                f"enginectl: UNAVAILABLE: no engine answers at {arguments.address}"
+                f" ({error.details()}); set --address or {ADDRESS_VARIABLE}",
+                file=sys.stderr,
+            )
+            return exit_codes.exit_code(error.code())
         return _told(from_rpc_error(error))
     except LoraplexError as error:
         return _told(error)
@@ -71,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     for remote in (state, models):
         remote.add_argument(
             "--address",
-            default=os.environ.get("LORAPLEX_ENGINE_ADDRESS", DEFAULT_ADDRESS),
-            help="host:port of the engine [LORAPLEX_ENGINE_ADDRESS]",
+            default=os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS),
+            help=f"host:port of the engine [{ADDRESS_VARIABLE}]",
         )
         remote.add_argument("--output", choices=("table", "json"), default="table")
         remote.add_argument("--timeout", type=float, default=10.0, help="seconds; default 10")
