@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from engine_svc.frontend.core_link import CoreLink, LinkPhase
+from engine_svc.frontend.decoding import DecodingInterceptor
 from engine_svc.frontend.generate import Serving
 from engine_svc.frontend.inputs import PromptReader
 from engine_svc.frontend.models import AdapterNames, Models
@@ -125,7 +126,9 @@ def build_server(
         observer=Observers((RequestLog(log), *observers)),
         now=now,
     )
-    server = grpc.aio.server(options=_server_options(options))
+    server = grpc.aio.server(
+        interceptors=(DecodingInterceptor(ENGINE_SERVICE),), options=_server_options(options)
+    )
     return FrontendServer(options, serving, server, log)
 
 
