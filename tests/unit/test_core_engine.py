@@ -171,6 +171,20 @@ def test_a_deadline_ends_running_and_waiting_requests(run_ahead: int) -> None:
     assert not both[1].tokens
 
 
+def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
+    world = World(limits())
+    kept = world.submit(5, max_tokens=59, deadline_s=world.clock.now() + 0.1)
+    for _ in range(500):
+        gone = world.submit(5, deadline_s=1e6)
+        world.core.cancel(gone.request.request_id)
+        world._listen()
+    assert len(world.core._deadlines) < 100
+    world.run(30)
+    assert kept.ended is not None
+    assert kept.ended.failure is not None
+    assert kept.ended.failure.reason == "DEADLINE_EXCEEDED"
+
+
 @AHEAD
 def test_non_finite_logits_fail_only_their_own_request(run_ahead: int) -> None:
     world = World(limits(run_ahead=run_ahead))
