@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine_svc.core import failures
 from engine_svc.types import Failure, FinishReason
 from tests.support.core_world import Heard, World, adapter, limits
 
@@ -193,10 +194,17 @@ def test_non_finite_logits_fail_only_their_own_request(run_ahead: int) -> None:
     world.run()
     assert bad.ended is not None
     assert bad.ended.failure is not None
-    assert (bad.ended.failure.code, bad.ended.failure.reason) == ("INTERNAL", "INVARIANT")
-    assert "bad@1 produced non-finite logits" in bad.ended.failure.message
+    failure = bad.ended.failure
+    assert (failure.code, failure.reason) == ("FAILED_PRECONDITION", "WEIGHTS_NOT_FINITE")
+    assert "bad@1 (sha256:bad) produced non-finite logits" in failure.message
     assert good.ended is not None
     assert good.ended.failure is None
+
+
+def test_non_finite_logits_of_the_base_model_are_the_engines_own_failure() -> None:
+    failure = failures.not_finite("r1", None)
+    assert (failure.code, failure.reason) == ("INTERNAL", "INVARIANT")
+    assert "the base model produced non-finite logits" in failure.message
 
 
 @AHEAD
