@@ -320,6 +320,15 @@ def folder_refusal(path) -> AdapterRefused:
     return raised.value
 
 
+def test_messages_call_a_copy_by_the_name_of_its_source(tmp_path):
+    write_adapter(tmp_path / "checkpoint-2")
+    with pytest.raises(AdapterRefused) as raised:
+        read_folder(tmp_path, "s3://bucket/sql/")
+    message = raised.value.message
+    assert "missing in s3://bucket/sql/; did you mean s3://bucket/sql/checkpoint-2?" in message
+    assert str(tmp_path) not in message
+
+
 def test_folder_that_is_none_is_refused(tmp_path):
     assert "does not exist" in folder_refusal(tmp_path / "nowhere").message
     file = tmp_path / "adapter_model.safetensors"
