@@ -66,7 +66,7 @@ def read_base_folder(
     if not (path / "tokenizer.json").is_file():
         raise BaseModelUnsupported(
             "tokenizer.json",
-            None,
+            f"missing in {path.name}",
             "a folder with tokenizer.json; write it with "
             "AutoTokenizer.from_pretrained(…, use_fast=True).save_pretrained(folder)",
         )

@@ -178,6 +178,7 @@ def test_missing_files_are_named_with_the_fix(tmp_path, missing, shown):
     with pytest.raises(BaseModelUnsupported) as raised:
         read_base_folder(folder, "base")
     assert shown in raised.value.message
+    assert "None" not in raised.value.message
 
 
 def test_pickle_only_weights_name_the_pickle_and_the_conversion(tmp_path):
