@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine_svc.types import AdapterRef
-from loraplex.status import NotFound
+from loraplex.status import NameInvalid, NotFound
 from loraplex.tenants import DEFAULT_TENANT
 
 _MAX_SUGGESTIONS = 3
@@ -105,10 +105,13 @@ class NameMap:
     def resolve(self, reference: str, tenant: str) -> AdapterRef:
         """The version that `name`, an alias, `name@3` or `name@sha256:…` means to `tenant`.
 
-        Raises: NotFound MODEL_NOT_FOUND or VERSION_NOT_FOUND. An adapter that the tenant may not
-        use does not exist for it; suggestions are names that it may use.
+        Raises: NameInvalid: nothing after the @. NotFound MODEL_NOT_FOUND or VERSION_NOT_FOUND. An
+        adapter that the tenant may not use does not exist for it; suggestions are names that it
+        may use.
         """
-        name, _, selector = reference.partition("@")
+        name, at, selector = reference.partition("@")
+        if at and not selector:
+            raise NameInvalid("model", reference, "name, name@3 or name@sha256:… (64 hex digits)")
         alias = self._aliases.get(name)
         entry = self._adapters.get(alias.adapter if alias is not None else name)
         if entry is None or not entry.active or not _may_use(entry, tenant):
