@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import grpc
 
 from engine_svc.cli import generate_arguments
+from engine_svc.settings import SETTINGS
 from loraplex import exit_codes
+from loraplex.environment import refuse_misspelt
 from loraplex.status import LoraplexError, from_rpc_error, was_answered
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
@@ -25,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status by cause (loraplex/exit_codes.py); an error is one line."""
     arguments = _parser().parse_args(argv)
     try:
+        refuse_misspelt(os.environ, ADDRESS_VARIABLE, (setting.env for setting in SETTINGS))
         arguments.run(arguments)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE and not was_answered(error):

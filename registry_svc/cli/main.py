@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from loraplex import exit_codes
+from loraplex.environment import refuse_misspelt
 from loraplex.printing import print_json
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
-from registry_svc.settings import SettingInvalid
+from registry_svc.cli.client import ADDRESS_VARIABLE
+from registry_svc.settings import OPTIONS, SettingInvalid
 
 _ADAPTER, _TENANT = "the adapter's name", "the tenant's name"
 _ETAG = "refuse when it changed since"
@@ -28,6 +30,7 @@ environment: LORAPLEX_REGISTRY_ADDRESS; migrate and gc read the server's LORAPLE
 def main(arguments: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
+        refuse_misspelt(os.environ, ADDRESS_VARIABLE, (option.variable for option in OPTIONS))
         args.run(args)
         sys.stdout.flush()
     except LoraplexError as error:
