@@ -21,6 +21,8 @@ from typing import Any, Protocol
 OUTBOX_CAPACITY = 256
 #: Seconds that a reader's outbox may stay full before the reader is declared dead.
 STALL_SECONDS = 1.0
+#: Of a folder of sockets, in the system's temporary folder.
+SOCKET_DIR_PREFIX = "lpx-"
 _RETRY_SECONDS = 0.05
 
 
@@ -146,7 +148,7 @@ def make_socket_dir() -> str:
     """A new folder that only this user can enter, with a short path."""
     for parent in (tempfile.gettempdir(), "/tmp"):
         if len(parent) <= 60:
-            return tempfile.mkdtemp(prefix="lpx-", dir=parent)
+            return tempfile.mkdtemp(prefix=SOCKET_DIR_PREFIX, dir=parent)
     raise AssertionError("unreachable: /tmp is short")
 
 
