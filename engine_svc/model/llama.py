@@ -1,4 +1,4 @@
-"""The model on one page: Llama, Mistral, Qwen2 and Qwen3, as their config says.
+"""The model on one page: Llama, Mistral, Phi-3, Qwen2, Qwen3 and SmolLM3, as their config says.
 
 T rows of a step, C hidden size, H heads, Hk KV heads, D head dim, I intermediate size, V
 vocabulary. Rows know nothing of each other but through attention; LoRA is added to each fused
@@ -43,7 +43,7 @@ class Llama:
     def forward(self, plan: ForwardPlan, token_ids: torch.Tensor) -> torch.Tensor:
         """Hidden states after the final norm [T, C]; keys and values are written to the arena."""
         weights, eps = self._weights, self._base.rms_norm_eps
-        cos = self._cos.index_select(0, plan.positions)  # [T, 1, D/2]
+        cos = self._cos.index_select(0, plan.positions)  # [T, 1, R/2]
         sin = self._sin.index_select(0, plan.positions)
         self._lora.begin(plan.segments)
         residual = F.embedding(token_ids, weights.embedding).to(self._dtype)  # [T, C]
@@ -79,7 +79,9 @@ class Llama:
             split[:, :heads] = rms_norm(split[:, :heads], layer.q_norm, base.rms_norm_eps)
             keys = split[:, heads : heads + kv_heads]
             split[:, heads : heads + kv_heads] = rms_norm(keys, layer.k_norm, base.rms_norm_eps)
-        turned = rope(split[:, : heads + kv_heads], cos, sin)  # [T, H + Hk, D]
+        turned = split[:, : heads + kv_heads]  # [T, H + Hk, D]
+        if index not in base.layers_without_rope:
+            turned = rope(turned, cos, sin)
         numbers = self._arena.numbers
         write_kv(numbers, plan.attention, index, turned[:, heads:], split[:, heads + kv_heads :])
         q = turned[:, :heads].contiguous()
