@@ -47,6 +47,10 @@ ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
 LAYER_MODULES = ATTENTION_MODULES + MLP_MODULES
 
+#: modules outside the decoder layers, and the layer that stands for "outside"
+EMBEDDING, HEAD = "embed_tokens", "lm_head"
+VOCABULARY_MODULES = (EMBEDDING, HEAD)
+NO_LAYER = -1
 #: fused linear of a checkpoint → the modules whose rows it stacks, in order
 FUSED_MODULES: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -98,9 +102,9 @@ class BaseModelSpec:
         return self.num_kv_heads * self.head_dim
 
     def module_shape(self, module: str) -> tuple[int, int]:
-        """(in_features, out_features) of a linear module of a decoder layer.
+        """(in_features, out_features) of a module; an embedding's input is one of vocab_size.
 
-        Raises: KeyError when `module` is neither of LAYER_MODULES nor of FUSED_MODULES.
+        Raises: KeyError when `module` is of none of LAYER_, FUSED_ and VOCABULARY_MODULES.
         """
         shapes = {
             "q_proj": (self.hidden_size, self.q_size),
@@ -110,6 +114,8 @@ class BaseModelSpec:
             "gate_proj": (self.hidden_size, self.intermediate_size),
             "up_proj": (self.hidden_size, self.intermediate_size),
             "down_proj": (self.intermediate_size, self.hidden_size),
+            EMBEDDING: (self.vocab_size, self.hidden_size),
+            HEAD: (self.hidden_size, self.vocab_size),
         }
         if module in FUSED_MODULES:
             return self.hidden_size, sum(shapes[part][1] for part in FUSED_MODULES[module])

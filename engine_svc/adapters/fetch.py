@@ -26,6 +26,7 @@ from loraplex.adapter_format import (
     BaseModelFacts,
     Manifest,
     ManifestFile,
+    adapter_saved,
     adapter_targets,
 )
 from loraplex.blobs import BlobStore
@@ -165,7 +166,9 @@ class Fetcher:
         self, ref: AdapterRef, manifest: Manifest, weights: Path, key: str, room: Room
     ) -> Fetched:
         targets = adapter_targets(manifest.options, weights, self._base, max_rank=self._max_rank)
-        plan = plan_packing(targets, self._layout, ref.digest)
+        # the registry held them to its own limit
+        saved = adapter_saved(manifest.options, weights, self._base, max_saved_bytes=1 << 62)
+        plan = plan_packing(targets, self._layout, ref.digest, saved)
         span = room.take(plan.num_bytes)
         try:
             view = room.view(span)

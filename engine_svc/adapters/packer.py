@@ -1,6 +1,6 @@
 """Turns checked LoRA tensors into the packed file of engine_svc/packed.py.
 
-    plan_packing(targets, layout, …)   where every block goes: sizes only, no weights are read
+    plan_packing(targets, layout, …)   where blocks and tables go: sizes only, no weights are read
     write_packed(plan, weights, out)   header and page images into `out`
 
 Blocks go first-fit, largest first, so that pages fill up. The A blocks of one site and layer (q, k
@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_svc.adapters.convert import as_layout_bits
+from engine_svc.adapters.row_tables import TableRun, plan_tables, write_run
 from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, AdapterLayout
 from engine_svc.packed import Array, encode_header
-from loraplex.adapter_format import TargetSpec, TensorLocator
+from loraplex.adapter_format import SavedModule, TargetSpec, TensorLocator
+from loraplex.base_model import EMBEDDING
 from loraplex.status import AdapterRefused
 
 Bits = npt.NDArray[np.unsignedinteger]
@@ -49,6 +51,7 @@ class PackPlan:
     layout: AdapterLayout
     header: bytes
     blocks: tuple[Block, ...]
+    runs: tuple[TableRun, ...]
     num_pages: int
     used_bytes: int
 
@@ -58,13 +61,18 @@ class PackPlan:
         return len(self.header) + self.num_pages * self.layout.page_bytes
 
 
-def plan_packing(targets: Iterable[TargetSpec], layout: AdapterLayout, digest: str) -> PackPlan:
-    """Place every block.
+def plan_packing(
+    targets: Iterable[TargetSpec],
+    layout: AdapterLayout,
+    digest: str,
+    saved: Iterable[SavedModule] = (),
+) -> PackPlan:
+    """Place every block and table: tables first, so that their full pages follow each other.
 
     Raises: AdapterRefused ADAPTER_TOO_LARGE when one block is larger than a page.
     """
     chosen = tuple(targets)
-    num_blocks = max(_num_blocks(target.rank) for target in chosen)
+    num_blocks = max((_num_blocks(target.rank) for target in chosen), default=1)
     rank = np.zeros(layout.num_entries, np.int32)
     scale = np.zeros(layout.num_entries, np.float32)
     offsets = {
@@ -73,19 +81,20 @@ def plan_packing(targets: Iterable[TargetSpec], layout: AdapterLayout, digest: s
     }
     groups = _groups(chosen, layout)
     pages = _Pages(layout.page_bytes)
+    runs, tables = plan_tables(chosen, saved, layout, pages.take)
     blocks: list[Block] = []
     for group in sorted(groups, key=lambda group: -group.num_bytes):
         for block in pages.place(group):
             blocks.append(block)
             target = chosen[block.target]
-            for index, part in enumerate(layout.slices):
-                if part.module != target.module or (block.is_b and part.module_col0 != block.col0):
+            for entry, part in layout.entries_of(target.layer, target.module):
+                if block.is_b and part.module_col0 != block.col0:
                     continue
-                entry = layout.entry(target.layer, index)
                 rank[entry], scale[entry] = target.rank, target.scaling
                 table = offsets[block.is_b]
                 table[entry, block.row0 // RANK_BLOCK] = block.offset // OFFSET_UNIT
     used = sum(block.rows * block.cols for block in blocks) * layout.item_bytes
+    used += sum(run.rows * run.row_items for run in runs) * layout.item_bytes
     arrays: dict[str, Array] = {
         "rank": rank,
         "scale": scale,
@@ -93,9 +102,10 @@ def plan_packing(targets: Iterable[TargetSpec], layout: AdapterLayout, digest: s
         "b_off": offsets[True],
         "g_off": np.full(layout.num_site_cells, -1, np.int64),
         "c_off": np.full(layout.num_site_cells, -1, np.int64),
+        **tables,
     }
     header = encode_header(digest, layout.digest, pages.count, used, arrays)
-    return PackPlan(chosen, layout, header, tuple(blocks), pages.count, used)
+    return PackPlan(chosen, layout, header, tuple(blocks), runs, pages.count, used)
 
 
 def write_packed(plan: PackPlan, weights: Path, out: memoryview) -> None:
@@ -112,10 +122,17 @@ def write_packed(plan: PackPlan, weights: Path, out: memoryview) -> None:
     matrix: Bits | None = None
     current = (-1, False)
     end = 0
-    for block in sorted(plan.blocks, key=lambda block: block.offset):
-        images[end : block.offset] = 0
-        end = block.offset + block.rows * block.cols * item_bytes
+    taken = [(block.offset, block.rows * block.cols) for block in plan.blocks]
+    taken += [(run.offset, run.rows * run.row_items) for run in plan.runs]
+    for offset, items in sorted(taken):
+        images[end:offset] = 0
+        end = offset + items * item_bytes
     images[end:] = 0
+    for tensor in {run.tensor: None for run in plan.runs}:
+        matrix = _matrix(data, tensor, plan.layout.dtype)
+        for run in (run for run in plan.runs if run.tensor == tensor):
+            run_bytes = run.rows * run.row_items * item_bytes
+            write_run(run, matrix, images[run.offset : run.offset + run_bytes].view(bits))
     for block in sorted(plan.blocks, key=lambda block: (block.target, block.is_b)):
         target = plan.targets[block.target]
         if matrix is None or current != (block.target, block.is_b):
@@ -173,20 +190,21 @@ class _Pages:
             for part in group.halves():
                 yield from self.place(part)
             return
-        page = next(
-            (
-                index
-                for index, used in enumerate(self._used)
-                if used + group.num_bytes <= self._page_bytes
-            ),
-            len(self._used),
-        )
+        start = self.take(group.num_bytes)
+        for block in group.blocks:
+            yield _moved(block, start)
+
+    def take(self, num_bytes: int) -> int:
+        """Byte offset in the images of a place for at most a page's bytes, in the first page that
+        has it."""
+        size = -(-num_bytes // OFFSET_UNIT) * OFFSET_UNIT
+        pages = enumerate(self._used)
+        page = next((i for i, used in pages if used + size <= self._page_bytes), len(self._used))
         if page == len(self._used):
             self._used.append(0)
         start = page * self._page_bytes + self._used[page]
-        self._used[page] += group.num_bytes
-        for block in group.blocks:
-            yield _moved(block, start)
+        self._used[page] += size
+        return start
 
 
 def _groups(targets: tuple[TargetSpec, ...], layout: AdapterLayout) -> list[_Group]:
@@ -194,9 +212,10 @@ def _groups(targets: tuple[TargetSpec, ...], layout: AdapterLayout) -> list[_Gro
     groups: list[_Group] = []
     sites: dict[tuple[int, int], _Group] = {}
     for index, target in enumerate(targets):
-        parts = [part for part in layout.slices if part.module == target.module]
-        site = sites.setdefault((target.layer, parts[0].site), _Group([], 0))
-        _extend(site, layout, index, target.rank, parts[0].in_features, col0=0, is_b=False)
+        parts = [part for _, part in layout.entries_of(target.layer, target.module)]
+        if target.module != EMBEDDING:
+            site = sites.setdefault((target.layer, parts[0].site), _Group([], 0))
+            _extend(site, layout, index, target.rank, parts[0].in_features, col0=0, is_b=False)
         for part in parts:
             group = _Group([], 0)
             _extend(

@@ -7,13 +7,16 @@ projection's output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from engine_svc.model.arena import Arena
 from engine_svc.model.forward_plan import ForwardPlan
-from engine_svc.model.lora import StepLora
+from engine_svc.model.lora import Segment, StepLora
 from engine_svc.model.rotary import rope_tables
+from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.model.weights import LayerWeights, ModelWeights
 from kernels.paged_attention import paged_attention, write_kv
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -34,9 +37,11 @@ class Llama:
         weights: ModelWeights,
         arena: Arena,
         lora: StepLora,
+        vocabulary: AdapterVocabulary,
         context_tokens: int,
     ) -> None:
         self._base, self._weights, self._arena, self._lora = base, weights, arena, lora
+        self._vocabulary = vocabulary
         self._dtype = arena.numbers.dtype
         self._cos, self._sin = rope_tables(base, context_tokens, self._dtype, arena.bytes.device)
 
@@ -47,6 +52,7 @@ class Llama:
         sin = self._sin.index_select(0, plan.positions)
         self._lora.begin(plan.segments)
         residual = F.embedding(token_ids, weights.embedding).to(self._dtype)  # [T, C]
+        self._vocabulary.embed(plan.segments, token_ids, residual)
         x = rms_norm(residual, weights.layers[0].input_norm, eps)
         for index, layer in enumerate(weights.layers):
             attended = self._attention(index, layer, plan, x, cos, sin)
@@ -57,9 +63,9 @@ class Llama:
             x = add_rms_norm(fed, residual, norm, eps)
         return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, C] → [n, V] fp32."""
-        return self._weights.head(hidden).float()
+    def logits(self, hidden: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+        """[n, C] → [n, V] fp32; segments of the n rows by slot."""
+        return self._vocabulary.logits(self._weights.head, hidden, segments).float()
 
     def _attention(
         self,

@@ -8,6 +8,7 @@ Pure Python and numpy; nothing here executes, imports or unpickles what an adapt
 from loraplex.adapter_format.check import (
     MAX_RANK,
     CheckedAdapter,
+    adapter_saved,
     adapter_spec,
     adapter_targets,
     check_adapter,
@@ -25,13 +26,16 @@ from loraplex.adapter_format.spec import (
     BaseModelFacts,
     CoverageReport,
     CoverageRow,
+    SavedModule,
     TargetSpec,
     TensorLocator,
 )
+from loraplex.adapter_format.vocabulary import MAX_SAVED_BYTES
 
 __all__ = [
     "CONFIG_FILE",
     "MAX_RANK",
+    "MAX_SAVED_BYTES",
     "WEIGHTS_FILE",
     "AdapterFolder",
     "AdapterSpec",
@@ -42,8 +46,10 @@ __all__ = [
     "FolderFile",
     "Manifest",
     "ManifestFile",
+    "SavedModule",
     "TargetSpec",
     "TensorLocator",
+    "adapter_saved",
     "adapter_spec",
     "adapter_targets",
     "check_adapter",

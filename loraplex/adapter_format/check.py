@@ -20,6 +20,7 @@ from loraplex.adapter_format.spec import (
     AdapterSpec,
     BaseModelFacts,
     CoverageReport,
+    SavedModule,
     TargetSpec,
     coverage,
 )
@@ -31,6 +32,12 @@ from loraplex.adapter_format.tokenizer import (
     tokenizer_eos,
     vocabulary,
     vocabulary_digest,
+)
+from loraplex.adapter_format.vocabulary import (
+    MAX_SAVED_BYTES,
+    saved_modules,
+    split_vocabulary,
+    vocabulary_targets,
 )
 from loraplex.status import AdapterRefused
 
@@ -51,6 +58,7 @@ def check_adapter(
     *,
     max_rank: int = MAX_RANK,
     base_model_confirmed: bool = False,
+    max_saved_bytes: int = MAX_SAVED_BYTES,
 ) -> CheckedAdapter:
     """Hold an adapter against a base model, down to every value of every tensor.
 
@@ -58,6 +66,7 @@ def check_adapter(
         files: name → where the bytes lie, as `AdapterFolder.files` gives them.
         base_model_confirmed: the caller vouches that it was trained on `base`, whatever its
             configuration calls it.
+        max_saved_bytes: of embed_tokens and lm_head that the adapter brings whole.
 
     Raises: AdapterRefused with the first problem: what, which value, what would be right.
     """
@@ -67,7 +76,9 @@ def check_adapter(
         _check_declared_base(declared, base)
     template, eos = _check_tokenizer(files, base)
     targets = adapter_targets(options, weights_path, base, max_rank=max_rank)
+    saved = adapter_saved(options, weights_path, base, max_saved_bytes=max_saved_bytes)
     check_finite(weights_path, tuple(tensor for t in targets for tensor in (t.a, t.b)))
+    check_finite(weights_path, tuple({one.weight: None for one in saved}))
     config = options_to_json(options)
     if template is not None:
         config["chat_template"] = template
@@ -75,22 +86,36 @@ def check_adapter(
         config["eos_token_ids"] = list(eos)
     entries = tuple(hash_file(name, path) for name, path in sorted(files.items()))
     manifest = build_manifest(base.name, config, entries)
-    return CheckedAdapter(manifest, adapter_spec(targets, template, eos), coverage(targets))
+    spec = adapter_spec(targets, template, eos, saved)
+    return CheckedAdapter(manifest, spec, coverage(targets, saved=saved))
 
 
 def adapter_targets(
     options: LoraOptions, weights: Path, base: BaseModelFacts, *, max_rank: int = MAX_RANK
 ) -> tuple[TargetSpec, ...]:
     """Targets of weights whose values were checked before: header and shapes only."""
-    return resolve_targets(options, read_header(weights, WEIGHTS_FILE), base, max_rank)
+    of_layers, of_vocabulary = split_vocabulary(read_header(weights, WEIGHTS_FILE))
+    outside = vocabulary_targets(options, of_vocabulary, base, max_rank)
+    inside = resolve_targets(options, of_layers, base, max_rank, may_be_none=bool(outside))
+    return inside + outside
+
+
+def adapter_saved(
+    options: LoraOptions, weights: Path, base: BaseModelFacts, *, max_saved_bytes: int
+) -> tuple[SavedModule, ...]:
+    """Whole modules of weights whose values were checked before."""
+    _, of_vocabulary = split_vocabulary(read_header(weights, WEIGHTS_FILE))
+    return saved_modules(options, of_vocabulary, base, max_saved_bytes)
 
 
 def adapter_spec(
     targets: tuple[TargetSpec, ...],
     template: str | None = None,
     eos_token_ids: tuple[int, ...] | None = None,
+    saved: tuple[SavedModule, ...] = (),
 ) -> AdapterSpec:
     tensors = [tensor for target in targets for tensor in (target.a, target.b)]
+    tensors += {one.weight: None for one in saved}
     return AdapterSpec(
         targets=targets,
         max_rank=max(target.rank for target in targets),
@@ -98,6 +123,7 @@ def adapter_spec(
         parameter_count=sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors),
         chat_template=template,
         eos_token_ids=eos_token_ids,
+        saved=saved,
     )
 
 

@@ -11,7 +11,7 @@ from loraplex.status import AdapterRefused
 #: module-name parts that wrappers insert while training
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 #: what may stand before `layers.N`: plain language models and the text half of larger ones
-_PREFIXES = frozenset({
+PREFIXES = frozenset({
     "", "model", "language_model", "model.language_model", "language_model.model", "text_model",
     "model.text_model",
 })  # fmt: skip
@@ -57,8 +57,7 @@ def parse_key(key: str) -> TensorKey:
     """
     if len(key) > 1000:
         raise _refused("WEIGHTS_INVALID", key, "its name is longer than 1000 characters")
-    parts = [part for part in key.split(".") if part not in _WRAPPERS]
-    plain = ".".join(parts).removeprefix("module.").removeprefix("base_model.model.")
+    plain = plain_name(key)
     match = _LORA_KEY.fullmatch(plain)
     if match is None:
         for mark, option in _OTHER_KINDS:
@@ -67,7 +66,7 @@ def parse_key(key: str) -> TensorKey:
         raise _refused("OPTION_UNSUPPORTED", key, "it is neither lora_A nor lora_B of a module")
     module_path = match["module"]
     layer = _LAYER.fullmatch(module_path)
-    if layer is not None and (layer["prefix"] or "") in _PREFIXES:
+    if layer is not None and (layer["prefix"] or "") in PREFIXES:
         part, _, module = layer["rest"].partition(".")
         expected = "self_attn" if module in ATTENTION_MODULES else "mlp"
         if module in LAYER_MODULES and part == expected:
@@ -86,3 +85,9 @@ def _refused(reason: str, key: str, problem: str) -> AdapterRefused:
         reason=reason,
         metadata={"field": key[:200], "value": key[:200], "limit": problem},
     )
+
+
+def plain_name(key: str) -> str:
+    """A key without what PEFT and wrappers put before and between the model's own names."""
+    parts = [part for part in key.split(".") if part not in _WRAPPERS]
+    return ".".join(parts).removeprefix("module.").removeprefix("base_model.model.")

@@ -28,7 +28,7 @@ MAX_PATTERNS = 2048
 _SUPPORTED = frozenset({
     "peft_type", "task_type", "base_model_name_or_path", "init_lora_weights", "r", "lora_alpha",
     "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "rank_pattern", "alpha_pattern",
+    "rank_pattern", "alpha_pattern", "modules_to_save", "ensure_weight_tying",
 })  # fmt: skip
 
 #: field → its value when the option is off; other empty values mean the same
@@ -37,7 +37,6 @@ _REFUSED: Mapping[str, Any] = {
     "fan_in_fan_out": False,
     "use_dora": False,
     "lora_bias": False,
-    "modules_to_save": None,
     "trainable_token_indices": None,
     "layer_replication": None,
     "target_parameters": None,
@@ -54,7 +53,7 @@ _REFUSED: Mapping[str, Any] = {
 _NEUTRAL = frozenset({
     "auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "megatron_core",
     "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
-    "runtime_config", "ensure_weight_tying",
+    "runtime_config",
 })  # fmt: skip
 
 #: ways to initialise that leave the base model's weights as they are
@@ -80,6 +79,9 @@ class LoraOptions:
     layers_pattern: tuple[str, ...]
     rank_pattern: tuple[tuple[str, int], ...]
     alpha_pattern: tuple[tuple[str, float], ...]
+    modules_to_save: tuple[str, ...] = ()
+    #: refused where it would have an effect, so no manifest holds it
+    ensure_weight_tying: bool = False
 
 
 def parse_adapter_config(data: bytes) -> tuple[LoraOptions, str]:
@@ -102,6 +104,8 @@ def parse_adapter_config(data: bytes) -> tuple[LoraOptions, str]:
         layers_pattern=_layers_pattern(config),
         rank_pattern=_pattern_table(config, "rank_pattern", _rank),
         alpha_pattern=_pattern_table(config, "alpha_pattern", _number),
+        modules_to_save=_names(config, "modules_to_save"),
+        ensure_weight_tying=_flag(config, "ensure_weight_tying"),
     )
     if options.layers_to_transform is not None and isinstance(options.target_modules, str):
         raise _bad("layers_to_transform", layers, "absent when target_modules is one string")
@@ -125,6 +129,7 @@ def options_to_json(options: LoraOptions) -> dict[str, Any]:
         "layers_pattern": list(options.layers_pattern),
         "rank_pattern": [list(pair) for pair in options.rank_pattern],
         "alpha_pattern": [list(pair) for pair in options.alpha_pattern],
+        "modules_to_save": list(options.modules_to_save) or None,
         **{name: off for name, off in _REFUSED.items() if name in _RECORDED},
     }
 
@@ -145,11 +150,12 @@ def options_from_json(config: Mapping[str, Any]) -> LoraOptions:
         layers_pattern=tuple(config["layers_pattern"]),
         rank_pattern=tuple((str(key), int(value)) for key, value in config["rank_pattern"]),
         alpha_pattern=tuple((str(key), float(value)) for key, value in config["alpha_pattern"]),
+        modules_to_save=tuple(config["modules_to_save"] or ()),
     )
 
 
 #: refused options that a manifest states as off, because a later release may support them
-_RECORDED = ("bias", "fan_in_fan_out", "use_dora", "lora_bias", "modules_to_save")
+_RECORDED = ("bias", "fan_in_fan_out", "use_dora", "lora_bias")
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
@@ -217,6 +223,13 @@ def _modules(
         return value if value.lower() == "all-linear" else checked_pattern(field, value)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _bad(field, value, "a list of module names, or one regular expression")
+    return tuple(sorted(set(value)))
+
+
+def _names(config: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    value = config.get(field) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise _bad(field, value, "a list of module names")
     return tuple(sorted(set(value)))
 
 

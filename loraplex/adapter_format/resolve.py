@@ -10,7 +10,7 @@ from loraplex.adapter_format.matching import alpha_of, is_target, rank_of
 from loraplex.adapter_format.options import LoraOptions
 from loraplex.adapter_format.scaling import scaling
 from loraplex.adapter_format.spec import DTYPES, BaseModelFacts, TargetSpec, TensorLocator
-from loraplex.base_model import LAYER_MODULES
+from loraplex.base_model import EMBEDDING, HEAD, LAYER_MODULES, VOCABULARY_MODULES
 from loraplex.status import AdapterRefused
 
 #: all patterns of one adapter against all modules of one base model
@@ -26,6 +26,7 @@ def resolve_targets(
     base: BaseModelFacts,
     max_rank: int,
     clock: Callable[[], float] = time.monotonic,
+    may_be_none: bool = False,
 ) -> tuple[TargetSpec, ...]:
     """The adapter's targets on `base`, ordered by layer and module.
 
@@ -62,7 +63,7 @@ def resolve_targets(
             _few(missing),
             "adapter_config.json targets it, but the weights hold no such tensor",
         )
-    if not targets:
+    if not targets and not may_be_none:
         raise _refused("TARGET_UNSUPPORTED", "target_modules", "no module of the base model fits")
     return tuple(targets)
 
@@ -129,15 +130,9 @@ def _target(
 def _refuse_other_modules(options: LoraOptions, prefix: str) -> None:
     """PEFT would put a LoRA there too."""
     start = f"{prefix}." if prefix else ""
-    for name in (f"{start}embed_tokens", "lm_head", f"{start}norm"):
-        if is_target(options, name, is_output_head=name == "lm_head") and not _all(options, name):
-            raise _refused("TARGET_UNSUPPORTED", name, "LoRA on this module is not supported yet")
-
-
-def _all(options: LoraOptions, name: str) -> bool:
-    """`all-linear` means linear layers alone."""
-    targets = options.target_modules
-    return isinstance(targets, str) and targets.lower() == "all-linear" and "lm_head" not in name
+    # not a linear layer, so `all-linear` does not mean it
+    if is_target(options, f"{start}norm", is_output_head=True):
+        raise _refused("TARGET_UNSUPPORTED", f"{start}norm", "this module takes no LoRA")
 
 
 def _refuse_idle_names(options: LoraOptions, base: BaseModelFacts, prefix: str) -> None:
@@ -149,13 +144,15 @@ def _refuse_idle_names(options: LoraOptions, base: BaseModelFacts, prefix: str) 
         for layer in range(base.spec.num_layers)
         for module in LAYER_MODULES
     ]
+    names += [f"{prefix}.{EMBEDDING}" if prefix else EMBEDDING, HEAD]
     endings = {name[start:] for name in names for start in _starts(name)}
     idle = [module for module in options.target_modules if module not in endings]
     if idle:
         raise _refused(
             "TARGET_UNSUPPORTED",
             _few(idle),
-            f"target_modules names it; {base.name} takes LoRA on {', '.join(LAYER_MODULES)}",
+            f"target_modules names it; {base.name} takes LoRA on "
+            f"{', '.join((*LAYER_MODULES, *VOCABULARY_MODULES))}",
         )
 
 

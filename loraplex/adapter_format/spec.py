@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loraplex.base_model import BaseModelSpec
+from loraplex.base_model import NO_LAYER, BaseModelSpec
 
 #: safetensors dtype → numpy's name for the bits (bfloat16 has none: its bits as uint16) and bytes
 DTYPES = {"F32": ("<u4", 4), "F16": ("<u2", 2), "BF16": ("<u2", 2)}
@@ -41,7 +41,10 @@ class TensorLocator:
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """One LoRA: y += scaling · (x·Aᵀ)·Bᵀ, A [rank, in_features], B [out_features, rank]."""
+    """One LoRA: y += scaling · (x·Aᵀ)·Bᵀ, A [rank, in_features], B [out_features, rank].
+
+    `layer` is NO_LAYER for embed_tokens (x is one of vocab_size) and lm_head.
+    """
 
     layer: int
     module: str
@@ -52,8 +55,21 @@ class TargetSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedModule:
+    """Weights [vocab_size, hidden_size] in the place of the base's embed_tokens or lm_head.
+
+    `is_copy`: PEFT saved them beside a LoRA, nobody trained them.
+    """
+
+    module: str
+    weight: TensorLocator
+    is_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """All targets, ordered by layer and then as LAYER_MODULES orders modules."""
+    """All targets, by layer and then as LAYER_MODULES orders modules; embed_tokens and lm_head
+    last."""
 
     targets: tuple[TargetSpec, ...]
     max_rank: int
@@ -64,11 +80,12 @@ class AdapterSpec:
     chat_template: str | None = None
     #: None: the base's own
     eos_token_ids: tuple[int, ...] | None = None
+    saved: tuple[SavedModule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageRow:
-    """Targets of one module that share rank and scaling."""
+    """Targets of one module that share rank and scaling; rank 0: a whole saved module."""
 
     module: str
     layers: str
@@ -86,7 +103,11 @@ class CoverageReport:
     notes: tuple[str, ...] = ()
 
 
-def coverage(targets: Iterable[TargetSpec], notes: tuple[str, ...] = ()) -> CoverageReport:
+def coverage(
+    targets: Iterable[TargetSpec],
+    notes: tuple[str, ...] = (),
+    saved: Iterable[SavedModule] = (),
+) -> CoverageReport:
     """One row for each (module, rank, scaling), in the order in which they first occur."""
     groups: dict[tuple[str, int, float], list[TargetSpec]] = {}
     for target in targets:
@@ -102,11 +123,20 @@ def coverage(targets: Iterable[TargetSpec], notes: tuple[str, ...] = ()) -> Cove
         )
         for (module, rank, factor), group in groups.items()
     ]
+    rows += [CoverageRow(one.module, "-", 1, 0, 1.0, one.weight.num_bytes) for one in saved]
+    notes += tuple(
+        f"{one.weight.name} is a copy of the base's weights that PEFT saved; it is served as it "
+        "is and takes memory: save_pretrained(…, save_embedding_layers=False) leaves it out"
+        for one in saved
+        if one.is_copy
+    )
     return CoverageReport(tuple(rows), notes)
 
 
 def layer_ranges(layers: list[int]) -> str:
-    """`0-3, 7` for [0, 1, 2, 3, 7]."""
+    """`0-3, 7` for [0, 1, 2, 3, 7]; `-` for what is in no layer."""
+    if set(layers) == {NO_LAYER}:
+        return "-"
     parts: list[list[int]] = []
     for layer in sorted(layers):
         if parts and parts[-1][1] == layer - 1:

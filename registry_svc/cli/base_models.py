@@ -84,6 +84,7 @@ def verify(args: argparse.Namespace) -> None:
         read_folder(Path(args.folder)).files,
         _facts(args),
         max_rank=args.max_lora_rank,
+        max_saved_bytes=args.max_saved_bytes,
         base_model_confirmed=args.base_model_confirmed,
     )
     left = [f"{name}: {reason}" for name, reason in read_folder(Path(args.folder)).not_stored]

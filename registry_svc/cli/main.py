@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
 from registry_svc.cli.output import print_json
@@ -136,6 +137,10 @@ def _add_version_commands(commands: Any) -> None:
     verify.add_argument("--alias", action="append", default=[], help="another name of that base")
     verify.add_argument("--base-model-confirmed", action="store_true")
     verify.add_argument("--max-lora-rank", type=int, default=256)
+    verify.add_argument(
+        "--max-saved-bytes", type=int, default=MAX_SAVED_BYTES,
+        help="limit of whole embeddings and output heads",
+    )  # fmt: skip
 
 
 def _add_base_model_commands(commands: Any) -> None:

@@ -61,15 +61,23 @@ def load_base(model_dir: Path) -> Any:
     ).eval()
 
 
-def write_peft_adapter(model_dir: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
-    """An adapter whose B is random, so that it changes the output."""
+def write_peft_adapter(
+    model_dir: Path,
+    folder: Path,
+    seed: int = 0,
+    save_embedding_layers: bool | str = "auto",
+    **config: Any,
+) -> Path:
+    """An adapter whose B is random, and so are its saved modules: it changes the output."""
     torch.manual_seed(seed)
     model = get_peft_model(load_base(model_dir), LoraConfig(task_type="CAUSAL_LM", **config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
+            elif "modules_to_save" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder, save_embedding_layers=save_embedding_layers)
     return folder
 
 
@@ -79,7 +87,7 @@ def pack(folder: Path, base: BaseModelSpec, layout: AdapterLayout) -> tuple[str,
     files = read_folder(folder).files
     checked = check_adapter(files, facts, base_model_confirmed=True)
     digest = checked.manifest.digest
-    plan = plan_packing(checked.spec.targets, layout, digest)
+    plan = plan_packing(checked.spec.targets, layout, digest, checked.spec.saved)
     out = bytearray(plan.num_bytes)
     write_packed(plan, files["adapter_model.safetensors"], memoryview(out))
     return digest, plan.num_pages, bytes(out)

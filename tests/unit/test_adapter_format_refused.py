@@ -44,7 +44,13 @@ CONFIG_CASES = {
     "dora": ({"use_dora": True}, "OPTION_UNSUPPORTED", "use_dora"),
     "lora bias": ({"lora_bias": True}, "OPTION_UNSUPPORTED", "lora_bias"),
     "fan in": ({"fan_in_fan_out": True}, "OPTION_UNSUPPORTED", "fan_in_fan_out"),
-    "saved modules": ({"modules_to_save": ["lm_head"]}, "OPTION_UNSUPPORTED", "modules_to_save"),
+    "saved modules": ({"modules_to_save": ["norm"]}, "OPTION_UNSUPPORTED", "modules_to_save: norm"),
+    "saved modules without tensors": (
+        {"modules_to_save": ["lm_head"]}, "WEIGHTS_INVALID", "lm_head.weight",
+    ),
+    "saved modules that are no list": (
+        {"modules_to_save": "lm_head"}, "CONFIG_INVALID", "modules_to_save",
+    ),
     "tokens": ({"trainable_token_indices": [1]}, "OPTION_UNSUPPORTED", "trainable_token_indices"),
     "replication": ({"layer_replication": [[0, 2]]}, "OPTION_UNSUPPORTED", "layer_replication"),
     "parameters": ({"target_parameters": ["w"]}, "OPTION_UNSUPPORTED", "target_parameters"),
@@ -84,8 +90,9 @@ CONFIG_CASES = {
     "no base": ({"base_model_name_or_path": None}, "BASE_MODEL_MISMATCH", "does not say"),
     "unknown target": ({"target_modules": ["q_proj", "c_attn"]}, "TARGET_UNSUPPORTED", "c_attn"),
     "fused target": ({"target_modules": ["qkv_proj"]}, "TARGET_UNSUPPORTED", "qkv_proj"),
-    "head": ({"target_modules": ["q_proj", "lm_head"]}, "TARGET_UNSUPPORTED", "lm_head"),
-    "embedding": ({"target_modules": ["embed_tokens"]}, "TARGET_UNSUPPORTED", "embed_tokens"),
+    "head": ({"target_modules": ["q_proj", "lm_head"]}, "WEIGHTS_INVALID", "lora_A of lm_head"),
+    "embedding": ({"target_modules": ["embed_tokens"]}, "WEIGHTS_INVALID", "embed_tokens"),
+    "final norm": ({"target_modules": ["q_proj", "norm"]}, "TARGET_UNSUPPORTED", "model.norm"),
     "no target": ({"target_modules": []}, "TARGET_UNSUPPORTED", "not in target_modules"),
     "target without tensors": (
         {"target_modules": ["q_proj", "v_proj", "k_proj"]},
@@ -136,14 +143,14 @@ TENSOR_CASES = {
     "dora": (lambda: {f"{Q0}.lora_magnitude_vector": np.ones(32)}, "OPTION_UNSUPPORTED", "dora"),
     "lora bias": (lambda: {f"{Q0}.lora_B.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_bias"),
     "saved module": (
-        lambda: {"base_model.model.lm_head.modules_to_save.weight": np.ones((4, 4))},
-        "OPTION_UNSUPPORTED",
+        lambda: {"base_model.model.lm_head.modules_to_save.weight": np.ones((64, 32))},
+        "TARGET_UNSUPPORTED",
         "modules_to_save",
     ),
     "embedding": (
         lambda: {"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((4, 4))},
-        "OPTION_UNSUPPORTED",
-        "embeddings",
+        "TARGET_UNSUPPORTED",
+        "embed_tokens.lora_embedding_A",
     ),
     "base bias": (lambda: {f"{Q0}.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "neither"),
     "vision tower": (
