@@ -11,7 +11,7 @@ from pathlib import Path
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.adapters.packer import plan_packing, write_packed
 from engine_svc.layout import AdapterLayout
-from engine_svc.names import AdapterEntry, NameMap, NameMapUpdate
+from engine_svc.names import AdapterEntry, NameMap, NameMapUpdate, token_pairs
 from engine_svc.types import AdapterRef, Failure, WeightsFailed, WeightsReady
 from loraplex.adapter_format import (
     MAX_SAVED_BYTES,
@@ -73,6 +73,7 @@ class FolderWeights:
             public=True,
             max_rank=checked.spec.max_rank,
             chat_template=checked.spec.chat_template,
+            template_tokens=token_pairs(checked.spec.template_tokens),
             eos_token_ids=checked.spec.eos_token_ids,
         )
         entry = AdapterEntry(name, "", public=True, active=True, current=ref)

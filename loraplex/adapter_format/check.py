@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loraplex.adapter_format.folder import CONFIG_FILE, WEIGHTS_FILE
@@ -28,6 +28,7 @@ from loraplex.adapter_format.tensors import check_finite, read_header
 from loraplex.adapter_format.tokenizer import (
     chat_template,
     generation_eos,
+    template_tokens,
     text_digest,
     tokenizer_eos,
     vocabulary,
@@ -74,7 +75,7 @@ def check_adapter(
     options, declared = parse_adapter_config(_read_config(config_path))
     if not base_model_confirmed:
         _check_declared_base(declared, base)
-    template, eos = _check_tokenizer(files, base)
+    template, tokens, eos = _check_tokenizer(files, base)
     targets = adapter_targets(options, weights_path, base, max_rank=max_rank)
     saved = adapter_saved(options, weights_path, base, max_saved_bytes=max_saved_bytes)
     check_finite(weights_path, tuple(tensor for t in targets for tensor in (t.a, t.b)))
@@ -82,11 +83,13 @@ def check_adapter(
     config = options_to_json(options)
     if template is not None:
         config["chat_template"] = template
+    if tokens is not None:
+        config["template_tokens"] = tokens
     if eos is not None:
         config["eos_token_ids"] = list(eos)
     entries = tuple(hash_file(name, path) for name, path in sorted(files.items()))
     manifest = build_manifest(base.name, config, entries)
-    spec = adapter_spec(targets, template, eos, saved)
+    spec = replace(adapter_spec(targets, template, eos, saved), template_tokens=tokens)
     return CheckedAdapter(manifest, spec, coverage(targets, saved=saved))
 
 
@@ -185,8 +188,9 @@ def _check_declared_base(declared: str, base: BaseModelFacts) -> None:
 
 def _check_tokenizer(
     files: Mapping[str, Path], base: BaseModelFacts
-) -> tuple[str | None, tuple[int, ...] | None]:
-    """Chat template and end-of-sequence ids where they differ from the base's."""
+) -> tuple[str | None, Mapping[str, str] | None, tuple[int, ...] | None]:
+    """Chat template and end-of-sequence ids where they differ from the base's, and the special
+    tokens that the folder's template names."""
     tokens = vocabulary(files)
     if tokens is not None and base.vocabulary_digest:
         digest = vocabulary_digest(tokens)
@@ -200,6 +204,7 @@ def _check_tokenizer(
                 },
             )  # fmt: skip
     template = chat_template(files)
+    special = None if template is None else template_tokens(files, template)
     if template is not None and text_digest(template) == base.chat_template_digest:
         template = None
     known = tuple(sorted(set(base.eos_token_ids)))
@@ -218,4 +223,4 @@ def _check_tokenizer(
                     "limit": str(base.spec.vocab_size),
                 },
             )  # fmt: skip
-    return template, None if eos == known else eos
+    return template, special, None if eos == known else eos

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from loraplex.base_model import NO_LAYER, BaseModelSpec
@@ -81,6 +81,8 @@ class AdapterSpec:
     #: None: the base's own
     eos_token_ids: tuple[int, ...] | None = None
     saved: tuple[SavedModule, ...] = ()
+    #: special tokens that its chat template names; None: the base's own
+    template_tokens: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

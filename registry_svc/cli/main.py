@@ -14,6 +14,7 @@ from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
 from registry_svc.cli.output import print_json
+from registry_svc.cli.verify import verify as verify_folder
 from registry_svc.settings import SettingInvalid
 
 EXIT_CODES = {
@@ -130,7 +131,7 @@ def _add_version_commands(commands: Any) -> None:
     resolve = _command(commands, "resolve", adapters.resolve, "what a reference means now")
     resolve.add_argument("reference", help="name, alias, name@3 or name@sha256:…")
 
-    verify = _command(commands, "verify", base_models.verify, "check a PEFT folder")
+    verify = _command(commands, "verify", verify_folder, "check a PEFT folder")
     verify.add_argument("folder")
     verify.add_argument("--base-model", required=True, help="its folder (no server), or its name")
     verify.add_argument("--base-model-name", default="", help="name of the base in that folder")
