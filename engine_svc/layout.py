@@ -55,6 +55,8 @@ class Site:
     out_features: int
     first_slice: int
     num_slices: int
+    #: the base's linear has a bias
+    has_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,5 +125,6 @@ def adapter_layout(base: BaseModelSpec, page_size: int, dtype: str) -> AdapterLa
                 cols = min(max_cols, out_features - start)
                 slices.append(Slice(module, site_index, col0 + start, cols, start, in_features))
             col0 += out_features
-        sites.append(Site(name, in_features, col0, first, len(slices) - first))
+        num_slices, has_bias = len(slices) - first, base.module_bias(modules[0])
+        sites.append(Site(name, in_features, col0, first, num_slices, has_bias))
     return AdapterLayout(base.num_layers, dtype, page_bytes, tuple(sites), tuple(slices))

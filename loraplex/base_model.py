@@ -94,6 +94,12 @@ class BaseModelSpec:
         }
         return shapes[module]
 
+    def module_bias(self, module: str) -> bool:
+        """Whether a linear module of a decoder layer has a bias."""
+        if module in MLP_MODULES:
+            return self.mlp_bias
+        return self.o_bias if module == "o_proj" else self.qkv_bias
+
 
 def module_path(layer: int, module: str) -> str:
     """Full name of a linear module as transformers names it, for example

@@ -10,6 +10,7 @@ import torch
 
 from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smallest_page_size
 from engine_svc.model.arena import Arena
+from engine_svc.model.completion import Completion
 from engine_svc.model.forward_plan import ForwardPlanner
 from engine_svc.model.llama import Llama
 from engine_svc.model.lora import KernelLora, StepLora
@@ -88,7 +89,8 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     seats = SeatState(options.max_num_seqs, base.vocab_size, device)
     model = Llama(base, weights, arena, lora, context_tokens)
     host_region = Path(options.host_region_path)
-    slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank)
+    completion = Completion(weights, arena, layout)
+    slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank, completion)
     planner = ForwardPlanner(base, arena)
     return LoadedModel(
         runner=ModelRunner(model, arena, planner, rows, lora, slot_writer, seats),

@@ -68,11 +68,16 @@ class ViewLora:
         site = self._layout.sites[site_index]
         shrinks: list[tuple[int, int]] = []  # (offset in numbers, rows)
         expands: list[_Expand] = []
-        u_rows = 0
+        shared: dict[bytes, int] = {}  # an A → its first row of u
+        num_rows = 0
         for index in range(site.first_slice, site.first_slice + site.num_slices):
             part, entry = self._layout.slices[index], self._layout.entry(layer, index)
             rank, scale = int(row.rank[entry]), float(row.scale[entry])
-            _extend(shrinks, row.a_off[entry], rank, site.in_features)
+            a_off = row.a_off[entry]
+            u_rows = shared.setdefault(a_off.tobytes(), num_rows)
+            if u_rows == num_rows:
+                _extend(shrinks, a_off, rank, site.in_features)
+                num_rows += rank
             blocks: list[tuple[int, int]] = []
             _extend(blocks, row.b_off[entry], rank, part.num_cols)
             for offset, rows in blocks:

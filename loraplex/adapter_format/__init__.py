@@ -8,8 +8,8 @@ Pure Python and numpy; nothing here executes, imports or unpickles what an adapt
 from loraplex.adapter_format.check import (
     MAX_RANK,
     CheckedAdapter,
+    adapter_parts,
     adapter_spec,
-    adapter_targets,
     check_adapter,
 )
 from loraplex.adapter_format.folder import (
@@ -21,8 +21,10 @@ from loraplex.adapter_format.folder import (
 )
 from loraplex.adapter_format.manifest import Manifest, ManifestFile, parse_manifest
 from loraplex.adapter_format.spec import (
+    AdapterParts,
     AdapterSpec,
     BaseModelFacts,
+    BiasSpec,
     CoverageReport,
     CoverageRow,
     TargetSpec,
@@ -34,8 +36,10 @@ __all__ = [
     "MAX_RANK",
     "WEIGHTS_FILE",
     "AdapterFolder",
+    "AdapterParts",
     "AdapterSpec",
     "BaseModelFacts",
+    "BiasSpec",
     "CheckedAdapter",
     "CoverageReport",
     "CoverageRow",
@@ -44,8 +48,8 @@ __all__ = [
     "ManifestFile",
     "TargetSpec",
     "TensorLocator",
+    "adapter_parts",
     "adapter_spec",
-    "adapter_targets",
     "check_adapter",
     "parse_manifest",
     "read_folder",

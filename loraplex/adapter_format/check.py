@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,12 @@ from loraplex.adapter_format.options import (
     options_to_json,
     parse_adapter_config,
 )
-from loraplex.adapter_format.resolve import resolve_targets
+from loraplex.adapter_format.resolve import resolve_parts
 from loraplex.adapter_format.spec import (
+    AdapterParts,
     AdapterSpec,
     BaseModelFacts,
     CoverageReport,
-    TargetSpec,
     coverage,
 )
 from loraplex.adapter_format.tensors import check_finite, read_header
@@ -66,8 +67,8 @@ def check_adapter(
     if not base_model_confirmed:
         _check_declared_base(declared, base)
     template, eos = _check_tokenizer(files, base)
-    targets = adapter_targets(options, weights_path, base, max_rank=max_rank)
-    check_finite(weights_path, tuple(tensor for t in targets for tensor in (t.a, t.b)))
+    parts = adapter_parts(options, weights_path, base, max_rank=max_rank)
+    check_finite(weights_path, parts.tensors)
     config = options_to_json(options)
     if template is not None:
         config["chat_template"] = template
@@ -75,27 +76,26 @@ def check_adapter(
         config["eos_token_ids"] = list(eos)
     entries = tuple(hash_file(name, path) for name, path in sorted(files.items()))
     manifest = build_manifest(base.name, config, entries)
-    return CheckedAdapter(manifest, adapter_spec(targets, template, eos), coverage(targets))
+    return CheckedAdapter(manifest, adapter_spec(parts, template, eos), coverage(parts))
 
 
-def adapter_targets(
+def adapter_parts(
     options: LoraOptions, weights: Path, base: BaseModelFacts, *, max_rank: int = MAX_RANK
-) -> tuple[TargetSpec, ...]:
-    """Targets of weights whose values were checked before: header and shapes only."""
-    return resolve_targets(options, read_header(weights, WEIGHTS_FILE), base, max_rank)
+) -> AdapterParts:
+    """Parts of weights whose values were checked before: header and shapes only."""
+    return resolve_parts(options, read_header(weights, WEIGHTS_FILE), base, max_rank)
 
 
 def adapter_spec(
-    targets: tuple[TargetSpec, ...],
+    parts: AdapterParts,
     template: str | None = None,
     eos_token_ids: tuple[int, ...] | None = None,
 ) -> AdapterSpec:
-    tensors = [tensor for target in targets for tensor in (target.a, target.b)]
     return AdapterSpec(
-        targets=targets,
-        max_rank=max(target.rank for target in targets),
-        weights_bytes=sum(tensor.num_bytes for tensor in tensors),
-        parameter_count=sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors),
+        parts=parts,
+        max_rank=max(target.rank for target in parts.targets),
+        weights_bytes=sum(tensor.num_bytes for tensor in parts.tensors),
+        parameter_count=sum(math.prod(tensor.shape) for tensor in parts.tensors),
         chat_template=template,
         eos_token_ids=eos_token_ids,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from loraplex.base_model import BaseModelSpec
@@ -41,7 +40,12 @@ class TensorLocator:
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """One LoRA: y += scaling · (x·Aᵀ)·Bᵀ, A [rank, in_features], B [out_features, rank]."""
+    """One LoRA of a module of the base: y += scaling · (x·Aᵀ)·Bᵀ, A [rank, in_features].
+
+    The module's rows are row0 … row0 + num_rows − 1 of `b` [rows, rank], `b_bias` [rows] and
+    `magnitude` [rows]: an adapter that was trained on a fused linear has one tensor for several
+    modules. `b_bias` (lora_bias) makes it scaling · ((x·Aᵀ)·Bᵀ + b_bias), `magnitude` is DoRA's.
+    """
 
     layer: int
     module: str
@@ -49,21 +53,66 @@ class TargetSpec:
     scaling: float
     a: TensorLocator
     b: TensorLocator
+    row0: int
+    num_rows: int
+    b_bias: TensorLocator | None = None
+    magnitude: TensorLocator | None = None
+
+    @property
+    def tensors(self) -> tuple[TensorLocator, ...]:
+        return tuple(t for t in (self.a, self.b, self.b_bias, self.magnitude) if t is not None)
+
+    @property
+    def num_bytes(self) -> int:
+        """This module's share of the tensors; a shared A counts with the first rows."""
+        of_rows = [tensor for tensor in self.tensors if tensor is not self.a]
+        share = sum(t.num_bytes // t.shape[0] * self.num_rows for t in of_rows)
+        return share + (0 if self.row0 else self.a.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasSpec:
+    """A module's bias that takes the place of the base's: rows row0 … of `values` [rows]."""
+
+    layer: int
+    module: str
+    values: TensorLocator
+    row0: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterParts:
+    """What an adapter brings, each ordered by layer and then as LAYER_MODULES orders modules."""
+
+    targets: tuple[TargetSpec, ...]
+    biases: tuple[BiasSpec, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[TensorLocator, ...]:
+        """Every tensor once."""
+        found = {t.name: t for target in self.targets for t in target.tensors}
+        found.update({bias.values.name: bias.values for bias in self.biases})
+        return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """All targets, ordered by layer and then as LAYER_MODULES orders modules."""
+    """What the engine needs of a checked adapter."""
 
-    targets: tuple[TargetSpec, ...]
+    parts: AdapterParts
     max_rank: int
-    #: bytes of all matrices as the files hold them
+    #: bytes of all tensors as the files hold them
     weights_bytes: int
     parameter_count: int
     #: None: the base's own
     chat_template: str | None = None
     #: None: the base's own
     eos_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def targets(self) -> tuple[TargetSpec, ...]:
+        return self.parts.targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +135,10 @@ class CoverageReport:
     notes: tuple[str, ...] = ()
 
 
-def coverage(targets: Iterable[TargetSpec], notes: tuple[str, ...] = ()) -> CoverageReport:
+def coverage(parts: AdapterParts, notes: tuple[str, ...] = ()) -> CoverageReport:
     """One row for each (module, rank, scaling), in the order in which they first occur."""
     groups: dict[tuple[str, int, float], list[TargetSpec]] = {}
-    for target in targets:
+    for target in parts.targets:
         groups.setdefault((target.module, target.rank, target.scaling), []).append(target)
     rows = [
         CoverageRow(
@@ -98,11 +147,23 @@ def coverage(targets: Iterable[TargetSpec], notes: tuple[str, ...] = ()) -> Cove
             len(group),
             rank,
             factor,
-            sum(target.a.num_bytes + target.b.num_bytes for target in group),
+            sum(target.num_bytes for target in group),
         )
         for (module, rank, factor), group in groups.items()
     ]
-    return CoverageReport(tuple(rows), notes)
+    return CoverageReport(tuple(rows), (*_notes(parts), *notes))
+
+
+def _notes(parts: AdapterParts) -> tuple[str, ...]:
+    """What the rows do not show."""
+    dora = sum(target.magnitude is not None for target in parts.targets)
+    biased = sum(target.b_bias is not None for target in parts.targets)
+    found = (
+        (dora, "weight-decomposed (DoRA)"),
+        (biased, "with a bias of the LoRA itself"),
+        (len(parts.biases), "whose bias replaces the base's"),
+    )
+    return tuple(f"{count} modules {what}" for count, what in found if count)
 
 
 def layer_ranges(layers: list[int]) -> str:

@@ -31,11 +31,11 @@ ACCEPTED = {
     "gaussian": {"init_lora_weights": "gaussian"},
     "orthogonal": {"init_lora_weights": "orthogonal"},
     "ignored by PEFT itself": {"fan_in_fan_out": True},
+    "weight-decomposed": {"use_dora": True, "target_modules": ["k_proj", "up_proj"]},
+    "biases of a base without any": {"bias": "all"},
+    "biases of LoRA": {"lora_bias": True, "bias": "lora_only"},
 }
 REFUSED = {
-    "use_dora": {"use_dora": True},
-    "bias": {"bias": "all"},
-    "lora_bias": {"lora_bias": True},
     "modules_to_save": {"modules_to_save": ["lm_head"]},
     "embed_tokens": {"target_modules": ["q_proj", "embed_tokens"]},
     "lm_head": {"target_modules": ["q_proj", "lm_head"]},

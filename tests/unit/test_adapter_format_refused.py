@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loraplex.adapter_format import check_adapter, parse_manifest, read_folder
-from loraplex.base_model import LAYER_MODULES
+from loraplex.base_model import LAYER_MODULES, module_path
 from loraplex.status import AdapterRefused
 from tests.support.tiny_adapters import (
     adapter_tensors,
@@ -22,7 +22,8 @@ from tests.support.tiny_adapters import (
 )
 
 BASE = tiny_base()
-Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+ATTENTION0 = "base_model.model.model.layers.0.self_attn"
+Q0, K0, QKV0 = (f"{ATTENTION0}.{name}" for name in ("q_proj", "k_proj", "qkv_proj"))
 
 
 def refusal(folder, base=BASE, **options) -> AdapterRefused:
@@ -40,10 +41,16 @@ CONFIG_CASES = {
     "no peft type": ({"peft_type": None}, "CONFIG_INVALID", "peft_type"),
     "other peft type": ({"peft_type": "ADALORA"}, "OPTION_UNSUPPORTED", "ADALORA"),
     "task": ({"task_type": "SEQ_CLS"}, "OPTION_UNSUPPORTED", "task_type"),
-    "bias": ({"bias": "all"}, "OPTION_UNSUPPORTED", "bias"),
-    "dora": ({"use_dora": True}, "OPTION_UNSUPPORTED", "use_dora"),
-    "lora bias": ({"lora_bias": True}, "OPTION_UNSUPPORTED", "lora_bias"),
-    "fan in": ({"fan_in_fan_out": True}, "OPTION_UNSUPPORTED", "fan_in_fan_out"),
+    "other bias": ({"bias": "boft_only"}, "OPTION_UNSUPPORTED", "boft_only"),
+    "bias flag": ({"bias": True}, "OPTION_UNSUPPORTED", "bias"),
+    "dora without tensors": (
+        {"use_dora": True}, "WEIGHTS_INVALID", "q_proj.lora_magnitude_vector",
+    ),
+    "lora bias without tensors": ({"lora_bias": True}, "WEIGHTS_INVALID", "q_proj.lora_B.bias"),
+    "dora and lora bias": (
+        {"use_dora": True, "lora_bias": True}, "OPTION_UNSUPPORTED", "lora_bias",
+    ),
+    "dora text": ({"use_dora": "yes"}, "CONFIG_INVALID", "use_dora"),
     "saved modules": ({"modules_to_save": ["lm_head"]}, "OPTION_UNSUPPORTED", "modules_to_save"),
     "tokens": ({"trainable_token_indices": [1]}, "OPTION_UNSUPPORTED", "trainable_token_indices"),
     "replication": ({"layer_replication": [[0, 2]]}, "OPTION_UNSUPPORTED", "layer_replication"),
@@ -133,8 +140,15 @@ def test_neutral_options_pass_whatever_they_hold(tmp_path):
 
 
 TENSOR_CASES = {
-    "dora": (lambda: {f"{Q0}.lora_magnitude_vector": np.ones(32)}, "OPTION_UNSUPPORTED", "dora"),
-    "lora bias": (lambda: {f"{Q0}.lora_B.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_bias"),
+    "magnitude without dora": (
+        lambda: {f"{Q0}.lora_magnitude_vector": np.ones(32)}, "OPTION_UNSUPPORTED", "use_dora",
+    ),
+    "bias of lora unasked": (
+        lambda: {f"{Q0}.lora_B.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_bias",
+    ),
+    "base layer": (
+        lambda: {f"{Q0}.base_layer.weight": np.ones((32, 32))}, "OPTION_UNSUPPORTED", "base layer",
+    ),
     "saved module": (
         lambda: {"base_model.model.lm_head.modules_to_save.weight": np.ones((4, 4))},
         "OPTION_UNSUPPORTED",
@@ -145,7 +159,18 @@ TENSOR_CASES = {
         "OPTION_UNSUPPORTED",
         "embeddings",
     ),
-    "base bias": (lambda: {f"{Q0}.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "neither"),
+    "unknown kind": (
+        lambda: {f"{Q0}.lora_C.weight": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_C.weight",
+    ),
+    "bias unasked": (
+        lambda: {f"{Q0}.base_layer.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "bias none",
+    ),
+    "bias of another module unasked": (
+        lambda: {f"{K0}.bias": np.ones(16)}, "OPTION_UNSUPPORTED", "bias none",
+    ),
+    "fused and split": (
+        lambda: {f"{QKV0}.lora_A.weight": np.ones((4, 32))}, "WEIGHTS_INVALID", "qkv_proj, q_proj",
+    ),
     "vision tower": (
         lambda: {"base_model.model.vision_tower.layers.0.mlp.up_proj.lora_A.weight": np.ones(4)},
         "TARGET_UNSUPPORTED",
@@ -207,6 +232,56 @@ def test_tensors_are_refused_by_name(tmp_path, case):
     error = refusal(write_adapter(tmp_path / "a", tensors=tensors))
     assert error.reason == reason, error.message
     assert shown in error.message
+
+
+BIASED = tiny_base(attention_bias=True)
+VECTOR_CASES = {
+    "missing bias": ({"bias": "lora_only"}, {}, "WEIGHTS_INVALID", "q_proj.base_layer.bias"),
+    "missing bias of a module without LoRA": (
+        {"bias": "all"}, {"q_proj", "v_proj"}, "WEIGHTS_INVALID", "k_proj.bias",
+    ),
+    "bias that PEFT ignores": (
+        {"bias": "all"}, {"q_proj.bias"}, "WEIGHTS_INVALID", "base_layer.bias",
+    ),
+    "base layer's bias without LoRA": (
+        {"bias": "all"}, {"k_proj"}, "TARGET_UNSUPPORTED", "k_proj.base_layer.bias",
+    ),
+    "bias outside lora_only": (
+        {"bias": "lora_only"}, {"q_proj", "v_proj", "k_proj.bias"},
+        "OPTION_UNSUPPORTED", "lora_only",
+    ),
+    "bias that the base lacks": (
+        {"bias": "all"}, {"down_proj.bias"}, "TARGET_UNSUPPORTED", "has no bias there",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VECTOR_CASES)
+def test_biases_are_refused_by_name(tmp_path, case):
+    config, modules, reason, shown = VECTOR_CASES[case]
+    tensors = adapter_tensors(BIASED.spec)
+    for layer in range(BIASED.spec.num_layers):
+        for module in modules:
+            name, _, plain = module.partition(".")
+            path = f"base_model.model.{module_path(layer, name)}.{plain or 'base_layer.bias'}"
+            tensors[path] = np.ones(BIASED.spec.module_shape(name)[1], "float32")
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config), BIASED)
+    assert error.reason == reason, error.message
+    assert shown in error.message
+
+
+@pytest.mark.parametrize("shape", [(31,), (1, 32), (33,)])
+@pytest.mark.parametrize("name", ["lora_magnitude_vector", "base_layer.bias"])
+def test_vectors_of_another_shape_are_refused(tmp_path, name, shape):
+    tensors = adapter_tensors(BIASED.spec, ["q_proj"])
+    for layer in range(BIASED.spec.num_layers):
+        path = f"base_model.model.{module_path(layer, 'q_proj')}"
+        tensors[f"{path}.{name}"] = np.ones(shape if layer else 32, "float32")
+    options = {"use_dora": True} if "magnitude" in name else {"bias": "lora_only"}
+    config = {"target_modules": ["q_proj"], **options}
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config), BIASED)
+    assert error.reason == ("BASE_MODEL_MISMATCH" if len(shape) == 1 else "WEIGHTS_INVALID")
+    assert f"layers.1.self_attn.q_proj.{name}" in error.message
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
