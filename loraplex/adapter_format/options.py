@@ -32,7 +32,7 @@ _SUPPORTED = frozenset({
 })  # fmt: skip
 
 #: field → its value when the option is off; other empty values mean the same
-_REFUSED: Mapping[str, Any] = {
+REFUSED: Mapping[str, Any] = {
     "modules_to_save": None,
     "trainable_token_indices": None,
     "layer_replication": None,
@@ -56,7 +56,7 @@ _NEUTRAL = frozenset({
 })  # fmt: skip
 
 #: ways to initialise that leave the base model's weights as they are
-_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 #: what PEFT targets when a Llama-like adapter names nothing
 _DEFAULT_TARGETS = ("q_proj", "v_proj")
 
@@ -174,7 +174,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("task_type") not in (None, "CAUSAL_LM"):
         raise _unsupported("task_type", config["task_type"], "CAUSAL_LM")
     init = config.get("init_lora_weights")
-    if init not in _PLAIN_INITS:
+    if init not in PLAIN_INITS:
         raise _unsupported(
             "init_lora_weights",
             init,
@@ -184,9 +184,9 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     for field, value in config.items():
         if field in _SUPPORTED or field in _NEUTRAL:
             continue
-        if field in _REFUSED:
-            if value and value != _REFUSED[field]:
-                raise _unsupported(field, value, f"only {json.dumps(_REFUSED[field])}")
+        if field in REFUSED:
+            if value and value != REFUSED[field]:
+                raise _unsupported(field, value, f"only {json.dumps(REFUSED[field])}")
         elif value:
             raise _unsupported(field, value, "absent; this option is not known")
 

@@ -8,8 +8,12 @@ docs/adapters.md is made of the same rows.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from loraplex.adapter_format import options
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
@@ -27,7 +31,9 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
 class CoverageCase:
     """`option` and `what` are for people; `config` is LoraConfig's.
 
-    `fused` trains on the same weights behind fused linears (Phi-3's names).
+    `fused` trains on the same weights behind fused linears (Phi-3's names). `written` are fields of
+    adapter_config.json that are changed after saving; `dtype` is what the weights are cast to then;
+    `keys` are replacements in the names of tensors, which PEFT itself would not load.
     """
 
     option: str
@@ -35,6 +41,9 @@ class CoverageCase:
     config: dict[str, Any] = field(hash=False)
     base: str = "plain"
     fused: bool = False
+    written: dict[str, Any] = field(default_factory=dict, hash=False)
+    dtype: str = "float32"
+    keys: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -53,8 +62,36 @@ def _ranks() -> list[CoverageCase]:
     ]  # fmt: skip
 
 
+def _names() -> list[CoverageCase]:
+    """Tensors under the names that other tools and wrappers leave."""
+    variants: dict[str, tuple[tuple[str, str], ...]] = {
+        "without base_model.model.": (("base_model.model.", ""),),
+        "with the adapter's name": ((".lora_A.", ".lora_A.default."), (".lora_B.", ".lora_B.my.")),
+        "of a language model inside a larger one": (
+            (".model.layers", ".model.language_model.layers"),
+        ),
+        "of a compiled model": (("base_model.model.", "base_model.model._orig_mod."),),
+    }
+    config = {"r": 4, "lora_alpha": 12, "target_modules": ["v_proj", "down_proj"]}
+    return [
+        CoverageCase("names of tensors", what, config, keys=keys) for what, keys in variants.items()
+    ]
+
+
 COVERAGE: tuple[CoverageCase, ...] = (
     *_ranks(),
+    *(
+        CoverageCase(
+            "weights", f"in {dtype}", {"r": 9, "lora_alpha": 12, "target_modules": ALL}, dtype=dtype
+        )
+        for dtype in ("float16", "bfloat16")
+    ),
+    CoverageCase(
+        "weights", "in bfloat16, with DoRA and biases",
+        {"r": 4, "lora_alpha": 8, "target_modules": ALL, "use_dora": True, "bias": "all"},
+        base="with biases", dtype="bfloat16",
+    ),
+    *_names(),
     CoverageCase(
         "use_rslora", "alpha / √r",
         {"r": 33, "lora_alpha": 8, "use_rslora": True, "target_modules": ["v_proj", "down_proj"]},
@@ -95,7 +132,8 @@ COVERAGE: tuple[CoverageCase, ...] = (
     ),
     CoverageCase(
         "fan_in_fan_out", "true, which PEFT itself takes as false for linear layers",
-        {"r": 4, "lora_alpha": 8, "fan_in_fan_out": True, "target_modules": ["q_proj", "up_proj"]},
+        {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]},
+        written={"fan_in_fan_out": True},
     ),
     CoverageCase(
         "fused projections", "qkv_proj and gate_up_proj, for a base where they are split",
@@ -158,3 +196,42 @@ COVERAGE: tuple[CoverageCase, ...] = (
         fused=True,
     ),
 )  # fmt: skip
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
+
+
+def page(text: str) -> str:
+    """docs/adapters.md with its generated parts as the code has them now."""
+    return _between(_between(text, "coverage", _coverage_table()), "refused", _refused_list())
+
+
+def _coverage_table() -> str:
+    lines = ["| option | what | example | base |", "|---|---|---|---|"]
+    for case in COVERAGE:
+        example = json.dumps({**case.config, **case.written}).replace("|", "\\|")
+        base = BASES[case.base][0].removesuffix("ForCausalLM")
+        base += f" {case.base}" if case.base != "plain" else ""
+        lines.append(f"| `{case.option}` | {case.what} | `{example}` | {base} |")
+    return "\n".join(lines)
+
+
+def _refused_list() -> str:
+    inits = ", ".join(f"`{init}`" for init in options.PLAIN_INITS if isinstance(init, str))
+    lines = [
+        "- `peft_type` other than `LORA`; `task_type` other than `CAUSAL_LM`",
+        f"- `init_lora_weights` that changes the base's weights: all but true, false, {inits}",
+        *(f"- `{field}`" for field in options.REFUSED),
+        "- any option that is not known here, unless it is empty",
+    ]
+    return "\n".join(lines)
+
+
+def _between(text: str, name: str, content: str) -> str:
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, _, rest = text.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}{content}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

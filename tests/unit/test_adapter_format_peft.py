@@ -92,7 +92,7 @@ def test_saved_folder_with_more_than_plain_lora_is_refused_by_name(model, tmp_pa
 
 def test_every_field_of_the_installed_peft_is_classified():
     fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
-    known = options._SUPPORTED | options._NEUTRAL | options._REFUSED.keys()
+    known = options._SUPPORTED | options._NEUTRAL | options.REFUSED.keys()
     assert fields - known == set()
     assert not options._SUPPORTED & options._NEUTRAL
-    assert not options._REFUSED.keys() & (options._SUPPORTED | options._NEUTRAL)
+    assert not options.REFUSED.keys() & (options._SUPPORTED | options._NEUTRAL)
