@@ -23,6 +23,7 @@ from tests.support.tiny_adapters import (
 
 BASE = tiny_base()
 ATTENTION0 = "base_model.model.model.layers.0.self_attn"
+MLP0 = "base_model.model.model.layers.0.mlp"
 Q0, K0, QKV0 = (f"{ATTENTION0}.{name}" for name in ("q_proj", "k_proj", "qkv_proj"))
 
 
@@ -39,7 +40,8 @@ def renamed(old, new, tensors=None):
 
 CONFIG_CASES = {
     "no peft type": ({"peft_type": None}, "CONFIG_INVALID", "peft_type"),
-    "other peft type": ({"peft_type": "ADALORA"}, "OPTION_UNSUPPORTED", "ADALORA"),
+    "peft type of nobody": ({"peft_type": "NEXT"}, "OPTION_UNSUPPORTED", "NEXT"),
+    "peft type number": ({"peft_type": 7}, "OPTION_UNSUPPORTED", "peft_type is 7"),
     "task": ({"task_type": "SEQ_CLS"}, "OPTION_UNSUPPORTED", "task_type"),
     "other bias": ({"bias": "boft_only"}, "OPTION_UNSUPPORTED", "boft_only"),
     "bias flag": ({"bias": True}, "OPTION_UNSUPPORTED", "bias"),
@@ -64,7 +66,13 @@ CONFIG_CASES = {
     "velora": ({"velora_config": {"n": 1}}, "OPTION_UNSUPPORTED", "velora_config"),
     "megatron": ({"megatron_config": {"n": 1}}, "OPTION_UNSUPPORTED", "megatron_config"),
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, "OPTION_UNSUPPORTED", "pissa_niter_4"),
-    "loftq": ({"init_lora_weights": "loftq"}, "OPTION_UNSUPPORTED", "init_lora_weights"),
+    "pissa without svd": ({"init_lora_weights": "pissa"}, "OPTION_UNSUPPORTED", "pissa"),
+    "olora": ({"init_lora_weights": "olora"}, "OPTION_UNSUPPORTED", "olora"),
+    "corda": ({"init_lora_weights": "corda"}, "OPTION_UNSUPPORTED", "corda"),
+    "lora-ga": ({"init_lora_weights": "lora_ga"}, "OPTION_UNSUPPORTED", "lora_ga"),
+    "loftq": ({"init_lora_weights": "loftq"}, "OPTION_UNSUPPORTED", "loftq"),
+    "init of nobody": ({"init_lora_weights": "next"}, "OPTION_UNSUPPORTED", "next"),
+    "init list": ({"init_lora_weights": ["pissa"]}, "OPTION_UNSUPPORTED", "pissa"),
     "unknown option": ({"use_next_idea": True}, "OPTION_UNSUPPORTED", "use_next_idea"),
     "rank zero": ({"r": 0}, "RANK_UNSUPPORTED", "r is 0"),
     "rank text": ({"r": "8"}, "RANK_UNSUPPORTED", "r is 8"),
@@ -93,6 +101,12 @@ CONFIG_CASES = {
     "fused target": ({"target_modules": ["qkv_proj"]}, "TARGET_UNSUPPORTED", "qkv_proj"),
     "head": ({"target_modules": ["q_proj", "lm_head"]}, "TARGET_UNSUPPORTED", "lm_head"),
     "embedding": ({"target_modules": ["embed_tokens"]}, "TARGET_UNSUPPORTED", "embed_tokens"),
+    "regex without a match": (
+        {"target_modules": r".*\.attn\..*"}, "TARGET_UNSUPPORTED", "not in target_modules",
+    ),
+    "everything excluded": (
+        {"exclude_modules": ["q_proj", "v_proj"]}, "TARGET_UNSUPPORTED", "not in target_modules",
+    ),
     "no target": ({"target_modules": []}, "TARGET_UNSUPPORTED", "not in target_modules"),
     "target without tensors": (
         {"target_modules": ["q_proj", "v_proj", "k_proj"]},
@@ -176,6 +190,49 @@ TENSOR_CASES = {
         "TARGET_UNSUPPORTED",
         "vision_tower",
     ),
+    "audio tower": (
+        lambda: {"base_model.model.audio_tower.layers.0.fc1.lora_A.weight": np.ones(4)},
+        "TARGET_UNSUPPORTED",
+        "audio_tower",
+    ),
+    "projector": (
+        lambda: {"base_model.model.multi_modal_projector.linear_1.lora_B.weight": np.ones(4)},
+        "TARGET_UNSUPPORTED",
+        "multi_modal_projector",
+    ),
+    "expert": (
+        lambda: {f"{MLP0}.experts.3.up_proj.lora_A.weight": np.ones(4)},
+        "TARGET_UNSUPPORTED",
+        "experts.3",
+    ),
+    "expert parameter": (
+        lambda: {f"{MLP0}.experts.base_layer.lora_A.weight": np.ones(4)},
+        "OPTION_UNSUPPORTED",
+        "experts",
+    ),
+    "router": (
+        lambda: {f"{MLP0}.gate.lora_A.weight": np.ones((4, 32))},
+        "TARGET_UNSUPPORTED",
+        "mlp.gate",
+    ),
+    "norm": (
+        lambda: {"base_model.model.model.layers.0.input_layernorm.lora_A.weight": np.ones(32)},
+        "TARGET_UNSUPPORTED",
+        "input_layernorm",
+    ),
+    "new tokens": (
+        lambda: {
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": np.ones(32)
+        },
+        "OPTION_UNSUPPORTED",
+        "trainable_token_indices",
+    ),
+    "loha": (lambda: {f"{Q0}.hada_w1_a": np.ones((32, 4))}, "OPTION_UNSUPPORTED", "hada_w1_a"),
+    "lokr": (lambda: {f"{Q0}.lokr_w1": np.ones((4, 4))}, "OPTION_UNSUPPORTED", "lokr_w1"),
+    "ia3": (lambda: {f"{Q0}.ia3_l": np.ones((32, 1))}, "OPTION_UNSUPPORTED", "ia3_l"),
+    "adalora": (lambda: {f"{Q0}.lora_E": np.ones((4, 1))}, "OPTION_UNSUPPORTED", "lora_E"),
+    "vera": (lambda: {f"{Q0}.vera_lambda_d": np.ones(4)}, "OPTION_UNSUPPORTED", "vera_lambda_d"),
+    "prompt": (lambda: {"prompt_embeddings": np.ones((4, 32))}, "OPTION_UNSUPPORTED", "prompt"),
     "unknown module": (
         lambda: {"base_model.model.model.layers.0.self_attn.qkv.lora_A.weight": np.ones((4, 4))},
         "TARGET_UNSUPPORTED",
@@ -225,6 +282,20 @@ TENSOR_CASES = {
 }  # fmt: skip
 
 
+def other_methods() -> list[str]:
+    peft = pytest.importorskip("peft")
+    return sorted(kind.value for kind in peft.PeftType if kind.value != "LORA")
+
+
+def test_every_other_method_of_the_installed_peft_is_refused_by_name(tmp_path):
+    methods = other_methods()
+    assert {"LOHA", "LOKR", "ADALORA", "VERA", "IA3", "PREFIX_TUNING", "OFT"} <= set(methods)
+    for method in methods:
+        error = refusal(write_adapter(tmp_path / method, config={"peft_type": method}))
+        assert error.reason == "OPTION_UNSUPPORTED"
+        assert f"peft_type is '{method}'" in error.message
+
+
 @pytest.mark.parametrize("case", TENSOR_CASES)
 def test_tensors_are_refused_by_name(tmp_path, case):
     changes, reason, shown = TENSOR_CASES[case]
@@ -268,6 +339,30 @@ def test_biases_are_refused_by_name(tmp_path, case):
     error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config), BIASED)
     assert error.reason == reason, error.message
     assert shown in error.message
+
+
+@pytest.mark.parametrize("name", ["lora_magnitude_vector", "base_layer.bias", "lora_B.bias"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_refused_by_name(tmp_path, name, value):
+    tensors = adapter_tensors(BIASED.spec, ["q_proj"])
+    for layer in range(BIASED.spec.num_layers):
+        tensors[f"base_model.model.{module_path(layer, 'q_proj')}.{name}"] = np.ones(32, "float32")
+    tensors[f"{Q0}.{name}"][7] = value
+    option = {"lora_magnitude_vector": {"use_dora": True}, "lora_B.bias": {"lora_bias": True}}
+    config = {"target_modules": ["q_proj"], **option.get(name, {"bias": "lora_only"})}
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config), BIASED)
+    assert error.reason == "WEIGHTS_NOT_FINITE"
+    assert f"{Q0}.{name}" in error.message
+
+
+def test_one_magnitude_under_two_names_is_refused(tmp_path):
+    tensors = adapter_tensors(BASE.spec, ["q_proj"])
+    for ending in ("lora_magnitude_vector", "lora_magnitude_vector.weight"):
+        tensors[f"{Q0}.{ending}"] = np.ones(32, "float32")
+    config = {"target_modules": ["q_proj"], "use_dora": True}
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config))
+    assert error.reason == "WEIGHTS_INVALID"
+    assert "same matrix" in error.message
 
 
 @pytest.mark.parametrize("shape", [(31,), (1, 32), (33,)])
