@@ -68,6 +68,8 @@ class Site:
     out_features: int
     first_slice: int
     num_slices: int
+    #: the base's linear has a bias
+    has_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,5 +180,7 @@ def _sites(
                 cols = min(max_cols, out_features - start)
                 slices.append(Slice(module, site_index, col0 + start, cols, start, in_features))
             col0 += out_features
-        sites.append(Site(name, in_features, col0, first, len(slices) - first))
+        has_bias = name in SITES and base.module_bias(modules[0])
+        num_slices = len(slices) - first
+        sites.append(Site(name, in_features, col0, first, num_slices, has_bias))
     return tuple(sites), tuple(slices)

@@ -126,6 +126,12 @@ class BaseModelSpec:
         fused = [name for name, parts in FUSED_MODULES.items() if parts == modules]
         return tuple(fused) if fused and self.fused_modules else modules
 
+    def module_bias(self, module: str) -> bool:
+        """Whether a linear module of a decoder layer has a bias."""
+        if module in MLP_MODULES:
+            return self.mlp_bias
+        return self.o_bias if module == "o_proj" else self.qkv_bias
+
 
 def module_path(layer: int, module: str) -> str:
     """Full name of a linear module as transformers names it, for example

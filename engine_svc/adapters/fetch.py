@@ -26,8 +26,7 @@ from loraplex.adapter_format import (
     BaseModelFacts,
     Manifest,
     ManifestFile,
-    adapter_saved,
-    adapter_targets,
+    adapter_parts,
 )
 from loraplex.blobs import BlobStore
 from loraplex.status import DataLoss, FailedPrecondition, ResourceExhausted
@@ -165,10 +164,11 @@ class Fetcher:
     def _pack(
         self, ref: AdapterRef, manifest: Manifest, weights: Path, key: str, room: Room
     ) -> Fetched:
-        targets = adapter_targets(manifest.options, weights, self._base, max_rank=self._max_rank)
-        # the registry held them to its own limit
-        saved = adapter_saved(manifest.options, weights, self._base, max_saved_bytes=1 << 62)
-        plan = plan_packing(targets, self._layout, ref.digest, saved)
+        # whole modules were held to the registry's own limit
+        parts = adapter_parts(
+            manifest.options, weights, self._base, max_rank=self._max_rank, max_saved_bytes=1 << 62
+        )
+        plan = plan_packing(parts, self._layout, ref.digest)
         span = room.take(plan.num_bytes)
         try:
             view = room.view(span)

@@ -54,7 +54,7 @@ class FolderWeights:
         )  # fmt: skip
         digest = checked.manifest.digest
         if digest not in self._ready:
-            plan = plan_packing(checked.spec.targets, self._layout, digest, checked.spec.saved)
+            plan = plan_packing(checked.spec.parts, self._layout, digest)
             span = self._region.try_take(plan.num_bytes)
             if span is None:
                 raise ResourceExhausted(

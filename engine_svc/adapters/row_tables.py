@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine_svc.layout import OFFSET_UNIT, TABLES, AdapterLayout
 from engine_svc.packed import Array
-from loraplex.adapter_format import SavedModule, TargetSpec, TensorLocator
+from loraplex.adapter_format import AdapterParts, TensorLocator
 from loraplex.base_model import EMBEDDING
 from loraplex.status import AdapterRefused
 
@@ -34,8 +34,7 @@ class TableRun:
 
 
 def plan_tables(
-    targets: Iterable[TargetSpec],
-    saved: Iterable[SavedModule],
+    parts: AdapterParts,
     layout: AdapterLayout,
     place: Callable[[int], int],
 ) -> tuple[tuple[TableRun, ...], dict[str, Array]]:
@@ -46,10 +45,10 @@ def plan_tables(
     Raises: AdapterRefused ADAPTER_TOO_LARGE when one row is larger than a page.
     """
     wanted: dict[str, tuple[TensorLocator, bool]] = {}
-    for target in targets:
+    for target in parts.targets:
         if target.module == EMBEDDING:
             wanted["embedding_a"] = (target.a, True)
-    for one in saved:
+    for one in parts.saved:
         name = "embedding_weight" if one.module == EMBEDDING else "head_weight"
         wanted[name] = (one.weight, False)
     runs: dict[TensorLocator, list[TableRun]] = {}

@@ -10,6 +10,7 @@ import torch
 
 from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smallest_page_size
 from engine_svc.model.arena import Arena
+from engine_svc.model.completion import Completion
 from engine_svc.model.forward_plan import ForwardPlanner
 from engine_svc.model.llama import Llama
 from engine_svc.model.lora import KernelLora, StepLora
@@ -93,7 +94,8 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     vocabulary = AdapterVocabulary(arena.numbers, layout, base.vocab_size, lora, options.max_slots)
     model = Llama(base, weights, arena, lora, vocabulary, context_tokens)
     host_region = Path(options.host_region_path)
-    slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank)
+    completion = Completion(weights, arena, layout)
+    slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank, completion)
     planner = ForwardPlanner(base, arena)
     return LoadedModel(
         runner=ModelRunner(model, arena, planner, rows, lora, vocabulary, slot_writer, seats),

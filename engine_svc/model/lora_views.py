@@ -74,11 +74,16 @@ class ViewLora:
     def _site(self, row: SlotRow, cell: int, layer: int, site: Site) -> _SiteViews | None:
         shrinks: list[tuple[int, int]] = []  # (offset in numbers, rows)
         expands: list[_Expand] = []
-        u_rows = 0
+        shared: dict[bytes, int] = {}  # an A → its first row of u
+        num_rows = 0
         for index, part in enumerate(self._layout.slices_of(layer, site), site.first_slice):
             entry = self._layout.entry(layer, index)
             rank, scale = int(row.rank[entry]), float(row.scale[entry])
-            _extend(shrinks, row.a_off[entry], rank, site.in_features)
+            a_off = row.a_off[entry]
+            u_rows = shared.setdefault(a_off.tobytes(), num_rows)
+            if u_rows == num_rows:
+                _extend(shrinks, a_off, rank, site.in_features)
+                num_rows += rank
             blocks: list[tuple[int, int]] = []
             _extend(blocks, row.b_off[entry], rank, part.num_cols)
             for offset, rows in blocks:

@@ -47,6 +47,7 @@ def slot_row(header: PackedHeader, page_ids: Sequence[int], layout: AdapterLayou
     entries, cells = layout.num_entries, layout.num_site_cells
     shapes = {
         "rank": (entries,), "scale": (entries,), "g_off": (cells,), "c_off": (cells,),
+        "raw": (entries,),
         "a_off": (entries, header.rank_blocks), "b_off": (entries, header.rank_blocks),
     }  # fmt: skip
     for name, shape in shapes.items():

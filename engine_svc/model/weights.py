@@ -26,6 +26,11 @@ class LayerWeights:
     gate_up: Linear
     down: Linear
 
+    @property
+    def sites(self) -> tuple[Linear, ...]:
+        """In the order of engine_svc.layout.SITES."""
+        return (self.qkv, self.o, self.gate_up, self.down)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:

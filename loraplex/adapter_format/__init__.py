@@ -8,9 +8,8 @@ Pure Python and numpy; nothing here executes, imports or unpickles what an adapt
 from loraplex.adapter_format.check import (
     MAX_RANK,
     CheckedAdapter,
-    adapter_saved,
+    adapter_parts,
     adapter_spec,
-    adapter_targets,
     check_adapter,
 )
 from loraplex.adapter_format.folder import (
@@ -22,8 +21,10 @@ from loraplex.adapter_format.folder import (
 )
 from loraplex.adapter_format.manifest import Manifest, ManifestFile, parse_manifest
 from loraplex.adapter_format.spec import (
+    AdapterParts,
     AdapterSpec,
     BaseModelFacts,
+    BiasSpec,
     CoverageReport,
     CoverageRow,
     SavedModule,
@@ -38,8 +39,10 @@ __all__ = [
     "MAX_SAVED_BYTES",
     "WEIGHTS_FILE",
     "AdapterFolder",
+    "AdapterParts",
     "AdapterSpec",
     "BaseModelFacts",
+    "BiasSpec",
     "CheckedAdapter",
     "CoverageReport",
     "CoverageRow",
@@ -49,9 +52,8 @@ __all__ = [
     "SavedModule",
     "TargetSpec",
     "TensorLocator",
-    "adapter_saved",
+    "adapter_parts",
     "adapter_spec",
-    "adapter_targets",
     "check_adapter",
     "parse_manifest",
     "read_folder",

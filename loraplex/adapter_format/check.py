@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +16,12 @@ from loraplex.adapter_format.options import (
     options_to_json,
     parse_adapter_config,
 )
-from loraplex.adapter_format.resolve import resolve_targets
+from loraplex.adapter_format.resolve import resolve_parts
 from loraplex.adapter_format.spec import (
+    AdapterParts,
     AdapterSpec,
     BaseModelFacts,
     CoverageReport,
-    SavedModule,
-    TargetSpec,
     coverage,
 )
 from loraplex.adapter_format.tensors import check_finite, read_header
@@ -76,10 +76,10 @@ def check_adapter(
     if not base_model_confirmed:
         _check_declared_base(declared, base)
     template, tokens, eos = _check_tokenizer(files, base)
-    targets = adapter_targets(options, weights_path, base, max_rank=max_rank)
-    saved = adapter_saved(options, weights_path, base, max_saved_bytes=max_saved_bytes)
-    check_finite(weights_path, tuple(tensor for t in targets for tensor in (t.a, t.b)))
-    check_finite(weights_path, tuple({one.weight: None for one in saved}))
+    parts = adapter_parts(
+        options, weights_path, base, max_rank=max_rank, max_saved_bytes=max_saved_bytes
+    )
+    check_finite(weights_path, parts.tensors)
     config = options_to_json(options)
     if template is not None:
         config["chat_template"] = template
@@ -89,44 +89,38 @@ def check_adapter(
         config["eos_token_ids"] = list(eos)
     entries = tuple(hash_file(name, path) for name, path in sorted(files.items()))
     manifest = build_manifest(base.name, config, entries)
-    spec = replace(adapter_spec(targets, template, eos, saved), template_tokens=tokens)
-    return CheckedAdapter(manifest, spec, coverage(targets, saved=saved))
+    spec = replace(adapter_spec(parts, template, eos), template_tokens=tokens)
+    return CheckedAdapter(manifest, spec, coverage(parts))
 
 
-def adapter_targets(
-    options: LoraOptions, weights: Path, base: BaseModelFacts, *, max_rank: int = MAX_RANK
-) -> tuple[TargetSpec, ...]:
-    """Targets of weights whose values were checked before: header and shapes only."""
+def adapter_parts(
+    options: LoraOptions,
+    weights: Path,
+    base: BaseModelFacts,
+    *,
+    max_rank: int = MAX_RANK,
+    max_saved_bytes: int = MAX_SAVED_BYTES,
+) -> AdapterParts:
+    """Parts of weights whose values were checked before: header and shapes only."""
     of_layers, of_vocabulary = split_vocabulary(read_header(weights, WEIGHTS_FILE))
     outside = vocabulary_targets(options, of_vocabulary, base, max_rank)
-    inside = resolve_targets(options, of_layers, base, max_rank, may_be_none=bool(outside))
-    return inside + outside
-
-
-def adapter_saved(
-    options: LoraOptions, weights: Path, base: BaseModelFacts, *, max_saved_bytes: int
-) -> tuple[SavedModule, ...]:
-    """Whole modules of weights whose values were checked before."""
-    _, of_vocabulary = split_vocabulary(read_header(weights, WEIGHTS_FILE))
-    return saved_modules(options, of_vocabulary, base, max_saved_bytes)
+    inside = resolve_parts(options, of_layers, base, max_rank, may_be_none=bool(outside))
+    saved = saved_modules(options, of_vocabulary, base, max_saved_bytes)
+    return replace(inside, targets=inside.targets + outside, saved=saved)
 
 
 def adapter_spec(
-    targets: tuple[TargetSpec, ...],
+    parts: AdapterParts,
     template: str | None = None,
     eos_token_ids: tuple[int, ...] | None = None,
-    saved: tuple[SavedModule, ...] = (),
 ) -> AdapterSpec:
-    tensors = [tensor for target in targets for tensor in (target.a, target.b)]
-    tensors += {one.weight: None for one in saved}
     return AdapterSpec(
-        targets=targets,
-        max_rank=max(target.rank for target in targets),
-        weights_bytes=sum(tensor.num_bytes for tensor in tensors),
-        parameter_count=sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors),
+        parts=parts,
+        max_rank=max(target.rank for target in parts.targets),
+        weights_bytes=sum(tensor.num_bytes for tensor in parts.tensors),
+        parameter_count=sum(math.prod(tensor.shape) for tensor in parts.tensors),
         chat_template=template,
         eos_token_ids=eos_token_ids,
-        saved=saved,
     )
 
 

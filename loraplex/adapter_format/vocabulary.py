@@ -100,6 +100,9 @@ def vocabulary_targets(
             problem = "it is in target_modules and in modules_to_save; one of them at a time"
             raise _refused("OPTION_UNSUPPORTED", name, problem)
         _refuse_shared(options, name, base)
+        for option in ("use_dora", "lora_bias"):
+            if getattr(options, option):
+                raise _refused("OPTION_UNSUPPORTED", option, f"it is not served for {name}")
         targets.append(_target(options, base, name, module, pair, max_rank))
     return tuple(targets)
 
@@ -190,7 +193,7 @@ def _target(
     if rank > max_rank:
         raise _refused("RANK_UNSUPPORTED", f"rank of {name}", f"{rank}; at most {max_rank}")
     factor = scaling(alpha_of(options, name), rank, rslora=options.use_rslora)
-    return TargetSpec(NO_LAYER, module, rank, factor, pair["A"], pair["B"])
+    return TargetSpec(NO_LAYER, module, rank, factor, pair["A"], pair["B"], 0, out_features)
 
 
 def _check_weight(weight: TensorLocator, base: BaseModelFacts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,9 @@ def verify(args: argparse.Namespace) -> None:
 
 
 def arena_bytes(spec: AdapterSpec, item_bytes: int) -> int:
-    """Bytes that the adapter takes of an engine's arena, before the last page is filled up.
-
-    Matrices that several modules share in the file are stored for each of them; a copy of the
-    base's weights that both sides of a tied base share is stored once.
-    """
-    numbers = sum(t.shape[0] * t.shape[1] for target in spec.targets for t in (target.a, target.b))
-    whole = {one.weight for one in spec.saved}
-    numbers += sum(weight.shape[0] * weight.shape[1] for weight in whole)
-    return numbers * item_bytes
+    """Bytes that the adapter takes of an engine's arena, about: gains and constants, which have
+    fp32 there, and what is left of the last page come on top."""
+    return sum(math.prod(tensor.shape) for tensor in spec.parts.tensors) * item_bytes
 
 
 def _as_json(checked: CheckedAdapter, left: list[str]) -> dict[str, Any]:

@@ -56,8 +56,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-#: what a fused model names as Llama does
-UNFUSED = ["o_proj", "down_proj"]
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
 @pytest.fixture(params=FAMILIES)
@@ -72,7 +71,7 @@ def test_each_family_equals_transformers_and_peft_in_a_mixed_batch(
     shapes = DirectRunner(model_dir, arena_bytes=1 << 22).loaded
     adapter = write_peft_adapter(
         model_dir, tmp_path / "a", seed=1, r=5, lora_alpha=12,
-        target_modules=UNFUSED if shapes.base.fused_modules else ALL,
+        target_modules=FUSED if shapes.base.fused_modules else ALL,
     )  # fmt: skip
     digest, num_pages, packed = pack(adapter, shapes.base, shapes.layout)
     run = DirectRunner(model_dir, {digest: packed}, arena_bytes=1 << 23, max_num_seqs=4)

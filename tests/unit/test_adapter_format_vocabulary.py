@@ -64,7 +64,7 @@ def test_an_adapter_of_the_head_alone_is_whole(tmp_path):
 @pytest.mark.parametrize("key", ["weight", "modules_to_save.weight", "modules_to_save.a.weight"])
 def test_saved_modules_are_part_of_the_version(tmp_path, key):
     result = checked(tmp_path / "a", {f"{HEAD}.{key}": ones(V, C)}, modules_to_save=["lm_head"])
-    assert [(one.module, one.is_copy) for one in result.spec.saved] == [("lm_head", False)]
+    assert [(one.module, one.is_copy) for one in result.spec.parts.saved] == [("lm_head", False)]
     assert result.manifest.config["modules_to_save"] == ["lm_head"]
     assert result.manifest.options.modules_to_save == ("lm_head",)
     plain = checked(tmp_path / "b", {})
@@ -79,10 +79,10 @@ def test_a_copy_of_the_base_is_served_and_noted_on_every_side_that_shares_it(tmp
         f"{HEAD}.lora_B.weight": ones(V, 4),
     }
     untied = checked(tmp_path / "a", more, target_modules=["lm_head"])
-    assert [one.module for one in untied.spec.saved] == ["lm_head"]
+    assert [one.module for one in untied.spec.parts.saved] == ["lm_head"]
     assert "save_embedding_layers=False" in untied.report.notes[0]
     tied = checked(tmp_path / "b", more, TIED, target_modules=["lm_head"])
-    assert [one.module for one in tied.spec.saved] == ["embed_tokens", "lm_head"]
+    assert [one.module for one in tied.spec.parts.saved] == ["embed_tokens", "lm_head"]
     # one tensor, counted once
     assert tied.spec.weights_bytes == untied.spec.weights_bytes
 
@@ -97,7 +97,7 @@ def test_a_side_with_weights_of_its_own_is_not_overwritten_by_a_copy(tmp_path):
     result = checked(
         tmp_path, more, TIED, target_modules=["embed_tokens"], modules_to_save=["lm_head"]
     )
-    assert [(one.module, one.is_copy) for one in result.spec.saved] == [
+    assert [(one.module, one.is_copy) for one in result.spec.parts.saved] == [
         ("embed_tokens", True),
         ("lm_head", False),
     ]

@@ -35,7 +35,7 @@ def packed(folder, more, base=BASE, **config):
     files = read_folder(write_adapter(folder, tensors=tensors, config=config)).files
     spec = check_adapter(files, base).spec
     layout = layout_of(base)
-    plan = plan_packing(spec.targets, layout, "d", spec.saved)
+    plan = plan_packing(spec.parts, layout, "d")
     out = memoryview(bytearray(b"\xaa" * plan.num_bytes))
     write_packed(plan, files["adapter_model.safetensors"], out)
     header = decode_header(out, layout.digest)

@@ -61,7 +61,7 @@ def test_json_says_the_same_and_what_an_engine_will_need(base, tmp_path, capsys)
     spec = check_adapter(read_folder(folder).files, facts).spec
     for dtype, field in (("bfloat16", "estimated_gpu_bytes"), ("float32", "estimated_cpu_bytes")):
         layout = adapter_layout(facts.spec, smallest_page_size(facts.spec, dtype), dtype)
-        plan = plan_packing(spec.targets, layout, "d", spec.saved)
+        plan = plan_packing(spec.parts, layout, "d")
         assert told[field] == plan.used_bytes
     assert told["chat_template_digest"] is None
 
