@@ -69,7 +69,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
 def build(name: str, root: Path) -> Base:
     architecture, changes = BASES[name]
     model_dir = write_checkpoint(root / "m", architecture, seed=4, **changes)
-    shapes = DirectRunner(model_dir, arena_bytes=1 << 20).loaded
+    run = DirectRunner(model_dir, arena_bytes=1 << 20)
+    shapes = run.loaded
+    run.close()
     cases = [case for case in COVERAGE if case.base == name]
     base = Base(model_dir, cases, [], Oracle(model_dir), [])
     for index, case in enumerate(base.cases):

@@ -94,19 +94,24 @@ def write_peft_adapter(
     """An adapter of which nothing that was trained is at its initial value."""
     torch.manual_seed(seed)
     model = get_peft_model(load_base(model_dir), LoraConfig(task_type="CAUSAL_LM", **config))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn_like(parameter)
-            if "lora_magnitude_vector" in name:
-                parameter.mul_(1 + 0.3 * noise)
-            elif "lora_" in name:
-                parameter.copy_(noise * 0.1)
-            elif "modules_to_save" in name:
-                parameter.add_(noise * 0.05)
-            elif name.endswith(".bias") and parameter.requires_grad:
-                parameter.add_(noise * 0.2)
+    shake(model)
     model.save_pretrained(folder, save_embedding_layers=save_embedding_layers)
     return folder
+
+
+@torch.no_grad()
+def shake(model: Any) -> None:
+    """Move everything that the adapter trains from its initial value."""
+    for name, parameter in model.named_parameters():
+        noise = torch.randn_like(parameter)
+        if "lora_magnitude_vector" in name:
+            parameter.mul_(1 + 0.3 * noise)
+        elif "lora_" in name:
+            parameter.copy_(noise * 0.1)
+        elif "modules_to_save" in name:
+            parameter.add_(noise * 0.05)
+        elif name.endswith(".bias") and parameter.requires_grad:
+            parameter.add_(noise * 0.2)
 
 
 def pack(folder: Path, base: BaseModelSpec, layout: AdapterLayout) -> tuple[str, int, bytes]:
