@@ -64,6 +64,20 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     merged.set_defaults(run=_merge)
 
+    compared = commands.add_parser(
+        "diff-logits", help="compare an adapter's logits with PEFT's on a prompt"
+    )
+    adapter_source.add_arguments(compared)
+    compared.add_argument("--prompt", required=True)
+    compared.add_argument("--chat", action="store_true", help="the prompt is a user's chat message")
+    compared.add_argument(
+        "--tokens", type=int, default=16, help="greedy tokens of PEFT that are compared too"
+    )
+    compared.add_argument("--dtype", default="auto", help="what is served in")
+    compared.add_argument("--device", default="auto")
+    compared.add_argument("--output", choices=("table", "json"), default="table")
+    compared.set_defaults(run=_diff_logits)
+
     state = commands.add_parser("state", help="residency, queues and memory of a running engine")
     state.set_defaults(run=_state)
     models = commands.add_parser("models", help="the base model and the adapters one may use")
@@ -87,6 +101,12 @@ def _generate(arguments: argparse.Namespace) -> None:
     from engine_svc.cli.generate import generate  # loads torch
 
     generate(arguments)
+
+
+def _diff_logits(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.diff_logits import diff_logits  # loads torch
+
+    diff_logits(arguments)
 
 
 def _merge(arguments: argparse.Namespace) -> None:
