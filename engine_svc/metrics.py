@@ -77,13 +77,10 @@ METRICS: tuple[Metric, ...] = (
            "The device's memory by part: weights, kv, adapters, free, workspace.", ("part",)),
     Metric("loraplex_adapter_resident_bytes", "core", "gauge",
            "Bytes of adapters by tier: slot, host.", ("tier",)),
-    Metric("loraplex_flow_service_lag", "core", "gauge",
-           "Service that an adapter is behind the one most served, divided by weight.",
-           ("adapter",)),
+    Metric("loraplex_adapter_evictions_total", "core", "counter",
+           "Adapters that left the tier for others: slot.", ("tier",)),
     Metric("loraplex_flow_wait_seconds", "core", "gauge",
            "How long the head of an adapter's queue has waited.", ("adapter",)),
-    Metric("loraplex_flow_wait_bound_seconds", "core", "gauge",
-           "Longest that the head of an adapter's queue can wait from now.", ("adapter",)),
 )  # fmt: skip
 
 

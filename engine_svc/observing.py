@@ -92,6 +92,7 @@ class StepMetrics:
         self._steps_until_state = 0
         self._was_idle = False
         self._shown_flows: set[str] = set()
+        self._slot_evictions = 0
 
     def stepped(self, report: StepReport) -> None:
         if report.step >= 0:
@@ -126,26 +127,18 @@ class StepMetrics:
         for tier in ("slot", "host"):
             resident = sum(one.num_bytes for one in state.residents if one.tier == tier)
             put("loraplex_adapter_resident_bytes", resident, tier=tier)
+        evicted = state.slot_evictions - self._slot_evictions
+        self._metrics.count("loraplex_adapter_evictions_total", evicted, tier="slot")
+        self._slot_evictions = state.slot_evictions
         self._show_flows(state)
 
     def _show_flows(self, state: CoreSnapshot) -> None:
-        """One series an adapter: the worst of its flows; 0 once it has none."""
-        most = max((flow.virtual_counter for flow in state.flows), default=0.0)
-        rows: dict[str, tuple[float, float, float]] = {}
+        """One series an adapter: the longest wait of its flows; 0 once it has none."""
+        waits = dict.fromkeys(self._shown_flows, 0.0)
         for flow in state.flows:
-            if flow.adapter is None:
-                continue
-            label = self._names.label(flow.adapter.name)
-            lag, waited, bound = rows.get(label, (0.0, 0.0, 0.0))
-            rows[label] = (
-                max(lag, most - flow.virtual_counter),
-                max(waited, flow.waited_s),
-                max(bound, flow.wait_bound_s),
-            )
-        for label in self._shown_flows - rows.keys():
-            rows[label] = (0.0, 0.0, 0.0)
-        for label, (lag, waited, bound) in rows.items():
-            self._metrics.set("loraplex_flow_service_lag", lag, adapter=label)
-            self._metrics.set("loraplex_flow_wait_seconds", waited, adapter=label)
-            self._metrics.set("loraplex_flow_wait_bound_seconds", bound, adapter=label)
-        self._shown_flows |= rows.keys()
+            if flow.adapter is not None:
+                label = self._names.label(flow.adapter.name)
+                waits[label] = max(waits.get(label, 0.0), flow.waited_s)
+        for label, waited_s in waits.items():
+            self._metrics.set("loraplex_flow_wait_seconds", waited_s, adapter=label)
+        self._shown_flows |= waits.keys()

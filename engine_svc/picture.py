@@ -1,13 +1,13 @@
-"""The core's own snapshot and what only the composition root knows, as what the API shows."""
+"""What the core counts and what only the composition root knows, as what the API shows."""
 
 from __future__ import annotations
 
-from engine_svc.core import snapshot as core_snapshot
-from engine_svc.types import CoreSnapshot, FlowSnapshot, MemorySnapshot, ResidentAdapter
+from engine_svc.core.snapshot import CoreCounts
+from engine_svc.types import CoreSnapshot, MemorySnapshot
 
 
 def picture(
-    core: core_snapshot.CoreSnapshot,
+    core: CoreCounts,
     *,
     max_loras: int,
     weights_bytes: int,
@@ -22,6 +22,7 @@ def picture(
         running_sequences=core.running_sequences,
         waiting_sequences=core.waiting_sequences,
         draining=core.draining,
+        slot_evictions=core.slot_evictions,
         memory=MemorySnapshot(
             weights_bytes=weights_bytes,
             kv_bytes=(core.kv_pages + core.cached_pages) * page_bytes,
@@ -32,21 +33,6 @@ def picture(
             page_bytes=page_bytes,
             num_pages=core.num_pages,
         ),
-        residents=tuple(
-            ResidentAdapter(one.adapter, one.tier, one.num_bytes, one.holds_place)
-            for one in core.residency
-        ),
-        flows=tuple(
-            FlowSnapshot(
-                flow=one.flow,
-                adapter=one.adapter,
-                waiting=one.waiting,
-                running=one.running,
-                paused=one.paused,
-                virtual_counter=float(one.service),
-                ring_position=max(0, one.ring_position),
-                waited_s=one.waited_s,
-            )
-            for one in core.flows
-        ),
+        residents=core.residents,
+        flows=core.flows,
     )

@@ -42,6 +42,8 @@ class AdapterRef:
     weight: float = 1.0
     #: the adapter's own chat template where it differs from the base's
     chat_template: str | None = None
+    #: (name, token) of the special tokens that its chat template names, None: the base's
+    template_tokens: tuple[tuple[str, str], ...] | None = None
     #: the adapter's own end-of-sequence ids where they differ from the base's
     eos_token_ids: tuple[int, ...] | None = None
 
@@ -340,10 +342,9 @@ class FlowSnapshot:
     waiting: int = 0
     running: int = 0
     paused: int = 0
-    virtual_counter: float = 0.0
-    #: places ahead of it in the ring; 0: it holds one
+    #: 1, 2 … in the ring; 0: it holds a place; −1: its weights are on their way
     ring_position: int = 0
-    wait_bound_s: float = 0.0
+    #: how long its oldest request that has not been planned has waited
     waited_s: float = 0.0
 
 
@@ -370,6 +371,8 @@ class CoreSnapshot:
     running_sequences: int = 0
     waiting_sequences: int = 0
     draining: bool = False
+    #: adapters that left a slot in the engine's life
+    slot_evictions: int = 0
     memory: MemorySnapshot = field(default_factory=MemorySnapshot)
     residents: tuple[ResidentAdapter, ...] = ()
     flows: tuple[FlowSnapshot, ...] = ()

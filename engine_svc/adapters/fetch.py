@@ -164,7 +164,10 @@ class Fetcher:
     def _pack(
         self, ref: AdapterRef, manifest: Manifest, weights: Path, key: str, room: Room
     ) -> Fetched:
-        parts = adapter_parts(manifest.options, weights, self._base, max_rank=self._max_rank)
+        # whole modules were held to the registry's own limit
+        parts = adapter_parts(
+            manifest.options, weights, self._base, max_rank=self._max_rank, max_saved_bytes=1 << 62
+        )
         plan = plan_packing(parts, self._layout, ref.digest)
         span = room.take(plan.num_bytes)
         try:

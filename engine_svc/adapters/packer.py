@@ -1,11 +1,12 @@
 """Turns checked LoRA tensors into the packed file of engine_svc/packed.py.
 
-    plan_packing(parts, layout, …)     where every block goes: sizes only, no weights are read
+    plan_packing(parts, layout, …)     where everything goes: sizes only, no weights are read
     write_packed(plan, weights, out)   header and page images into `out`
 
 Blocks go first-fit, largest first, so that pages fill up. The A blocks of one site and layer (q, k
 and v) stay adjacent where a page holds them, so that they can be read as one matrix; an A that
-several modules share lies there once. Vectors of gains and constants: vectors.py.
+several modules share lies there once. Vectors of gains and constants: vectors.py; tables of one row
+a token: row_tables.py.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_svc.adapters.convert import as_layout_bits
+from engine_svc.adapters.row_tables import TableRun, plan_tables, write_run
 from engine_svc.adapters.vectors import Vector, plan_vectors, write_vector
 from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, AdapterLayout
 from engine_svc.packed import Array, encode_header
 from loraplex.adapter_format import AdapterParts, TargetSpec, TensorLocator
+from loraplex.base_model import EMBEDDING
 from loraplex.status import AdapterRefused
 
 Bits = npt.NDArray[np.unsignedinteger]
@@ -52,6 +55,7 @@ class PackPlan:
     header: bytes
     blocks: tuple[Block, ...]
     vectors: tuple[Vector, ...]
+    runs: tuple[TableRun, ...]
     num_pages: int
     used_bytes: int
 
@@ -62,12 +66,13 @@ class PackPlan:
 
 
 def plan_packing(parts: AdapterParts, layout: AdapterLayout, digest: str) -> PackPlan:
-    """Place every block.
+    """Place every block, vector and table: tables first, so that their full pages follow each
+    other.
 
     Raises: AdapterRefused ADAPTER_TOO_LARGE when one block is larger than a page.
     """
     chosen = parts.targets
-    num_blocks = max(_num_blocks(target.rank) for target in chosen)
+    num_blocks = max((_num_blocks(target.rank) for target in chosen), default=1)
     rank = np.zeros(layout.num_entries, np.int32)
     scale = np.zeros(layout.num_entries, np.float32)
     offsets = {
@@ -78,6 +83,7 @@ def plan_packing(parts: AdapterParts, layout: AdapterLayout, digest: str) -> Pac
     vectors, raw = plan_vectors(parts, layout)
     groups: list[_Group | Vector] = [*_groups(chosen, owners, layout), *vectors]
     pages = _Pages(layout.page_bytes)
+    runs, tables = plan_tables(parts, layout, pages.take)
     blocks: list[Block] = []
     placed: list[Vector] = []
     for group in sorted(groups, key=lambda group: -group.num_bytes):
@@ -94,6 +100,7 @@ def plan_packing(parts: AdapterParts, layout: AdapterLayout, digest: str) -> Pac
                     table[entry, block.row0 // RANK_BLOCK] = block.offset // OFFSET_UNIT
     used = sum(block.rows * block.cols for block in blocks) * layout.item_bytes
     used += sum(vector.num_bytes for vector in placed)
+    used += sum(run.rows * run.row_items for run in runs) * layout.item_bytes
     arrays: dict[str, Array] = {
         "rank": rank,
         "scale": scale,
@@ -102,9 +109,10 @@ def plan_packing(parts: AdapterParts, layout: AdapterLayout, digest: str) -> Pac
         "g_off": _vector_offsets(placed, layout, is_gain=True),
         "c_off": _vector_offsets(placed, layout, is_gain=False),
         "raw": raw,
+        **tables,
     }
     header = encode_header(digest, layout.digest, pages.count, used, arrays)
-    return PackPlan(parts, layout, header, tuple(blocks), tuple(placed), pages.count, used)
+    return PackPlan(parts, layout, header, tuple(blocks), tuple(placed), runs, pages.count, used)
 
 
 def write_packed(plan: PackPlan, weights: Path, out: memoryview) -> None:
@@ -123,6 +131,7 @@ def write_packed(plan: PackPlan, weights: Path, out: memoryview) -> None:
     end = 0
     taken = [(block.offset, block.rows * block.cols * item_bytes) for block in plan.blocks]
     taken += [(vector.offset, vector.num_bytes) for vector in plan.vectors]
+    taken += [(run.offset, run.rows * run.row_items * item_bytes) for run in plan.runs]
     for offset, num_bytes in sorted(taken):
         images[end:offset] = 0
         end = offset + num_bytes
@@ -130,6 +139,11 @@ def write_packed(plan: PackPlan, weights: Path, out: memoryview) -> None:
     for vector in plan.vectors:
         place = images[vector.offset : vector.offset + vector.num_bytes]
         write_vector(vector, data, place.view(np.float32))
+    for tensor in {run.tensor: None for run in plan.runs}:
+        matrix = _matrix(data, tensor, (0, tensor.shape[0]), plan.layout.dtype)
+        for run in (run for run in plan.runs if run.tensor == tensor):
+            num_bytes = run.rows * run.row_items * item_bytes
+            write_run(run, matrix, images[run.offset : run.offset + num_bytes].view(bits))
     for block in sorted(plan.blocks, key=lambda block: (block.target, block.is_b)):
         target = plan.parts.targets[block.target]
         if matrix is None or current != (block.target, block.is_b):
@@ -197,6 +211,7 @@ class _Pages:
                 "--page-size",
                 reason="ADAPTER_TOO_LARGE",
             )
+        num_bytes = -(-num_bytes // OFFSET_UNIT) * OFFSET_UNIT
         free = (i for i, used in enumerate(self._used) if used + num_bytes <= self._page_bytes)
         page = next(free, len(self._used))
         if page == len(self._used):
@@ -218,9 +233,9 @@ def _owners(targets: tuple[TargetSpec, ...]) -> dict[int, list[int]]:
 def _entries(layout: AdapterLayout, target: TargetSpec, block: Block) -> list[int]:
     """Table entries of the target that a block belongs to: all of A, for B those of its columns."""
     return [
-        layout.entry(target.layer, index)
-        for index, part in enumerate(layout.slices)
-        if part.module == target.module and (not block.is_b or part.module_col0 == block.col0)
+        entry
+        for entry, part in layout.entries_of(target.layer, target.module)
+        if not block.is_b or part.module_col0 == block.col0
     ]
 
 
@@ -239,9 +254,10 @@ def _groups(
     groups: list[_Group] = []
     sites: dict[tuple[int, int], _Group] = {}
     for index, target in enumerate(targets):
-        parts = [part for part in layout.slices if part.module == target.module]
-        site = sites.setdefault((target.layer, parts[0].site), _Group([], 0))
-        if index in owners:
+        parts = [part for _, part in layout.entries_of(target.layer, target.module)]
+        # an embedding's A is a table
+        if index in owners and target.module != EMBEDDING:
+            site = sites.setdefault((target.layer, parts[0].site), _Group([], 0))
             _extend(site, layout, index, target.rank, parts[0].in_features, col0=0, is_b=False)
         for part in parts:
             group = _Group([], 0)

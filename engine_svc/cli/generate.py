@@ -30,7 +30,14 @@ def generate(arguments: argparse.Namespace) -> None:
     )
     folders = [Path(folder) for folder in arguments.adapter]
     with tempfile.TemporaryDirectory(prefix="lpx-") as scratch:
-        engine = open_local_engine(settings, folders, Path(scratch), arguments.base_model_confirmed)
+        engine = open_local_engine(
+            settings,
+            folders,
+            Path(scratch),
+            base_model_aliases=arguments.base_model_alias,
+            base_model_confirmed=arguments.base_model_confirmed,
+            max_saved_bytes=arguments.max_saved_bytes,
+        )
         asyncio.run(_answer(engine, arguments))
 
 

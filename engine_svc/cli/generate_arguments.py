@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.engine.v1 import engine_pb2
 
 #: field of SamplingParams → type of its flag
@@ -40,8 +41,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's chat message")
     parser.add_argument("--system", default="", help="system message of a chat")
     parser.add_argument(
+        "--base-model-alias", action="append", default=[], metavar="NAME",
+        help="hub id or path by which adapters call this base; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
         "--base-model-confirmed", action="store_true",
         help="the adapters were trained on this base although they name another one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-saved-bytes", type=int, default=MAX_SAVED_BYTES,
+        help="limit of an adapter's whole embeddings and output head",
     )  # fmt: skip
     for name, kind in _SAMPLING.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, dest=name)

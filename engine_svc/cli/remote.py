@@ -101,13 +101,10 @@ def _flows(state: engine_pb2.EngineState) -> str:
             flow.paused,
             flow.ring_position,
             f"{flow.waited_s:.2f}",
-            f"{flow.wait_bound_s:.2f}",
         )
         for flow in state.flows
     ]
-    header = (
-        "flow", "tenant", "class", "waiting", "running", "paused", "ring", "waited s", "bound s",
-    )  # fmt: skip
+    header = ("flow", "tenant", "class", "waiting", "running", "paused", "ring", "waited s")
     return table(header, rows)
 
 

@@ -42,8 +42,6 @@ class Books:
         self.deferred = [0] * len(Cause)
         self.num_queued = 0
         self.num_running = 0
-        self.num_ended = 0
-        self.num_failed = 0
         self.num_preempted = 0
         #: id of the step that is planned next
         self.next_step = 0
@@ -80,8 +78,6 @@ class Books:
                 self.end_sequence(sequence)
         live.ended = True
         del self.requests[live.request.request_id]
-        self.num_ended += 1
-        self.num_failed += failure is not None
         self.outbox.ended(live, failure)
         lane.num_requests -= 1
         self._tidy(lane)

@@ -29,7 +29,7 @@ from engine_svc.core.planner import LaunchedStep, plan_step
 from engine_svc.core.ports import Clock, Runner, SlotWriter, WeightsSource
 from engine_svc.core.report import StepReport
 from engine_svc.core.sequence import SequenceState
-from engine_svc.core.snapshot import CoreSnapshot, take_snapshot
+from engine_svc.core.snapshot import CoreCounts, take_counts
 from engine_svc.core.waits import Cause
 from engine_svc.types import EngineLimits, Failure, LateInputs, OutputItem, Request
 
@@ -101,8 +101,8 @@ class EngineCore:
         """What happened since the last call, in order."""
         return self._books.outbox.take()
 
-    def snapshot(self) -> CoreSnapshot:
-        return take_snapshot(self._books, self._loads, self._clock.now(), self._draining)
+    def snapshot(self) -> CoreCounts:
+        return take_counts(self._books, self._loads, self._clock.now(), self._draining)
 
     @property
     def num_live(self) -> int:

@@ -28,7 +28,6 @@ class Loads:
         #: digests asked for and not answered yet, in the order of demand
         self._asked: dict[str, float] = {}
         self.num_filling = 0
-        self.num_failed = 0
 
     @property
     def num_asked(self) -> int:
@@ -161,7 +160,6 @@ class Loads:
         books.memory.slots.touch(load.digest)
 
     def _failed(self, digest: str, failure: Failure, now: float) -> None:
-        self.num_failed += 1
         lane = self._books.lanes.get(digest)
         if lane is not None:
             self._books.fail_lane(lane, failure, now)

@@ -61,8 +61,6 @@ def _flow(flow: FlowSnapshot) -> engine_pb2.FlowState:
         waiting=flow.waiting,
         running=flow.running,
         paused=flow.paused,
-        virtual_counter=flow.virtual_counter,
         ring_position=flow.ring_position,
-        wait_bound_s=flow.wait_bound_s,
         waited_s=flow.waited_s,
     )

@@ -62,7 +62,7 @@ class Completion:
             self._cache.move_to_end(row.digest)
         gains: Gains = {}
         num_sites = len(self._layout.sites)
-        for cell in range(self._layout.num_site_cells):
+        for cell in range(self._layout.num_layers * num_sites):
             layer, site_index = divmod(cell, num_sites)
             site = self._layout.sites[site_index]
             slices = range(site.first_slice, site.first_slice + site.num_slices)

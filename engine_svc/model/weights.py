@@ -57,7 +57,7 @@ def load_weights(
         return loaded
 
     def fused(layer: int, site: str, has_bias: bool) -> Linear:
-        paths = [module_path(layer, module) for module in SITES[site]]
+        paths = [module_path(layer, name) for name in base.stored_modules(SITES[site])]
         weight = torch.cat([tensor(f"{path}.weight") for path in paths])
         bias = torch.cat([tensor(f"{path}.bias") for path in paths]) if has_bias else None
         return Linear(weight, bias)

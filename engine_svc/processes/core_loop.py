@@ -54,7 +54,7 @@ class CoreLoop:
     """Routes messages of any number of peers to one core, and its outputs back.
 
     `observe` gets every step's report; `stalled` gets each peer that did not read for too long,
-    after its requests were cancelled.
+    before its requests are cancelled.
     """
 
     def __init__(
@@ -186,5 +186,5 @@ class CoreLoop:
 
     def _drop_stalled(self) -> None:
         for peer in [peer for peer in tuple(self._open) if peer.is_stalled()]:
+            self._stalled(peer)  # first: its reader forgets it once it is closed
             self._drop(peer)
-            self._stalled(peer)

@@ -27,13 +27,16 @@ from loraplex.adapter_format.spec import (
     BiasSpec,
     CoverageReport,
     CoverageRow,
+    SavedModule,
     TargetSpec,
     TensorLocator,
 )
+from loraplex.adapter_format.vocabulary import MAX_SAVED_BYTES
 
 __all__ = [
     "CONFIG_FILE",
     "MAX_RANK",
+    "MAX_SAVED_BYTES",
     "WEIGHTS_FILE",
     "AdapterFolder",
     "AdapterParts",
@@ -46,6 +49,7 @@ __all__ = [
     "FolderFile",
     "Manifest",
     "ManifestFile",
+    "SavedModule",
     "TargetSpec",
     "TensorLocator",
     "adapter_parts",

@@ -12,7 +12,7 @@ from loraplex.status import AdapterRefused
 #: module-name parts that wrappers insert while training
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 #: what may stand before `layers.N`: plain language models and the text half of larger ones
-_PREFIXES = frozenset({
+PREFIXES = frozenset({
     "", "model", "language_model", "model.language_model", "language_model.model", "text_model",
     "model.text_model",
 })  # fmt: skip
@@ -35,7 +35,7 @@ _LAYER = re.compile(r"(?:(?P<prefix>.+)\.)?layers\.(?P<layer>\d{1,6})\.(?P<rest>
 
 #: what a key contains → the option that writes it
 _OTHER_KINDS = (
-    ("lora_embedding_", "target_modules (embeddings)"),
+    ("lora_embedding_", "LoRA on this embedding"),
     ("modules_to_save", "modules_to_save"),
     ("trainable_tokens", "trainable_token_indices"),
     ("base_layer", "a saved base layer"),
@@ -60,6 +60,12 @@ class TensorKey:
         return module_name(self.prefix, self.layer, self.module)
 
 
+def plain_name(key: str) -> str:
+    """A key without what PEFT and wrappers put before and between the model's own names."""
+    parts = [part for part in key.split(".") if part not in _WRAPPERS]
+    return ".".join(parts).removeprefix("module.").removeprefix("base_model.model.")
+
+
 def module_name(prefix: str, layer: int, module: str) -> str:
     """Args: module, one of MODULE_PARTS."""
     part = _part(module)
@@ -75,8 +81,7 @@ def parse_key(key: str) -> TensorKey:
     """
     if len(key) > 1000:
         raise _refused("WEIGHTS_INVALID", key, "its name is longer than 1000 characters")
-    parts = [part for part in key.split(".") if part not in _WRAPPERS]
-    plain = ".".join(parts).removeprefix("module.").removeprefix("base_model.model.")
+    plain = plain_name(key)
     for mark, option in _OTHER_KINDS:
         if mark in plain and not plain.endswith(".base_layer.bias"):
             raise _refused("OPTION_UNSUPPORTED", key, f"{option} is not supported")
@@ -89,7 +94,7 @@ def parse_key(key: str) -> TensorKey:
 
 def _module_key(key: str, path: str, kind: str) -> TensorKey:
     layer = _LAYER.fullmatch(path)
-    if layer is not None and (layer["prefix"] or "") in _PREFIXES:
+    if layer is not None and (layer["prefix"] or "") in PREFIXES:
         part, _, module = layer["rest"].partition(".")
         if module in MODULE_PARTS and part == _part(module):
             return TensorKey(layer["prefix"] or "", int(layer["layer"]), module, kind)

@@ -29,11 +29,11 @@ _SUPPORTED = frozenset({
     "peft_type", "task_type", "base_model_name_or_path", "init_lora_weights", "r", "lora_alpha",
     "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
     "rank_pattern", "alpha_pattern", "bias", "lora_bias", "use_dora",
+    "modules_to_save", "ensure_weight_tying",
 })  # fmt: skip
 
 #: field → its value when the option is off; other empty values mean the same
 REFUSED: Mapping[str, Any] = {
-    "modules_to_save": None,
     "trainable_token_indices": None,
     "layer_replication": None,
     "target_parameters": None,
@@ -50,7 +50,7 @@ REFUSED: Mapping[str, Any] = {
 _NEUTRAL = frozenset({
     "auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "megatron_core",
     "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
-    "runtime_config", "ensure_weight_tying",
+    "runtime_config",
     # PEFT itself sets it to false for linear layers, the only ones that are served
     "fan_in_fan_out",
 })  # fmt: skip
@@ -82,6 +82,9 @@ class LoraOptions:
     bias: str = "none"
     lora_bias: bool = False
     use_dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    #: refused where it would have an effect, so no manifest holds it
+    ensure_weight_tying: bool = False
 
 
 def parse_adapter_config(data: bytes) -> tuple[LoraOptions, str]:
@@ -107,6 +110,8 @@ def parse_adapter_config(data: bytes) -> tuple[LoraOptions, str]:
         bias=_bias(config.get("bias")),
         lora_bias=_flag(config, "lora_bias"),
         use_dora=_flag(config, "use_dora"),
+        modules_to_save=_names(config, "modules_to_save"),
+        ensure_weight_tying=_flag(config, "ensure_weight_tying"),
     )
     _refuse_contradictions(options, config)
     base = config.get("base_model_name_or_path")
@@ -132,6 +137,7 @@ def options_to_json(options: LoraOptions) -> dict[str, Any]:
         "bias": options.bias,
         "lora_bias": options.lora_bias,
         "use_dora": options.use_dora,
+        "modules_to_save": list(options.modules_to_save) or None,
         **_RECORDED,
     }
 
@@ -155,11 +161,12 @@ def options_from_json(config: Mapping[str, Any]) -> LoraOptions:
         bias=_bias(config["bias"]),
         lora_bias=bool(config["lora_bias"]),
         use_dora=bool(config["use_dora"]),
+        modules_to_save=tuple(config["modules_to_save"] or ()),
     )
 
 
 #: what every manifest states besides: off, because a later release may support it
-_RECORDED = {"fan_in_fan_out": False, "modules_to_save": None}
+_RECORDED = {"fan_in_fan_out": False}
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
@@ -250,6 +257,13 @@ def _modules(
         return value if value.lower() == "all-linear" else checked_pattern(field, value)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _bad(field, value, "a list of module names, or one regular expression")
+    return tuple(sorted(set(value)))
+
+
+def _names(config: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    value = config.get(field) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise _bad(field, value, "a list of module names")
     return tuple(sorted(set(value)))
 
 

@@ -19,7 +19,7 @@ from loraplex.adapter_format.spec import (
     TensorLocator,
 )
 from loraplex.adapter_format.trained import Tensors, TrainedModules, sort_tensors
-from loraplex.base_model import LAYER_MODULES
+from loraplex.base_model import EMBEDDING, HEAD, LAYER_MODULES, VOCABULARY_MODULES
 from loraplex.status import AdapterRefused
 
 #: all patterns of one adapter against all modules of one base model
@@ -32,8 +32,11 @@ def resolve_parts(
     base: BaseModelFacts,
     max_rank: int,
     clock: Callable[[], float] = time.monotonic,
+    may_be_none: bool = False,
 ) -> AdapterParts:
-    """What the adapter brings to `base`.
+    """What the adapter brings to the decoder layers of `base`.
+
+    Args: may_be_none, it brings something elsewhere.
 
     Raises: AdapterRefused TARGET_UNSUPPORTED, OPTION_UNSUPPORTED, RANK_UNSUPPORTED,
     BASE_MODEL_MISMATCH, WEIGHTS_INVALID or CONFIG_INVALID, naming module or tensor.
@@ -50,7 +53,7 @@ def resolve_parts(
         if is_target(options, trained.name(layer, module)):
             targeted.add((layer, module))
     _check_complete(options, base, trained, targeted)
-    if not targeted:
+    if not targeted and not may_be_none:
         raise refused("TARGET_UNSUPPORTED", "target_modules", "no module of the base model fits")
     targets: list[TargetSpec] = []
     biases: list[BiasSpec] = []
@@ -171,15 +174,9 @@ def _num_rows(base: BaseModelFacts, module: str) -> int:
 def _refuse_other_modules(options: LoraOptions, prefix: str) -> None:
     """PEFT would put a LoRA there too."""
     start = f"{prefix}." if prefix else ""
-    for name in (f"{start}embed_tokens", "lm_head", f"{start}norm"):
-        if is_target(options, name, is_output_head=name == "lm_head") and not _all(options, name):
-            raise refused("TARGET_UNSUPPORTED", name, "LoRA on this module is not supported yet")
-
-
-def _all(options: LoraOptions, name: str) -> bool:
-    """`all-linear` means linear layers alone."""
-    targets = options.target_modules
-    return isinstance(targets, str) and targets.lower() == "all-linear" and "lm_head" not in name
+    # not a linear layer, so `all-linear` does not mean it
+    if is_target(options, f"{start}norm", is_output_head=True):
+        raise refused("TARGET_UNSUPPORTED", f"{start}norm", "this module takes no LoRA")
 
 
 def _refuse_idle_names(options: LoraOptions, base: BaseModelFacts, trained: TrainedModules) -> None:
@@ -187,13 +184,15 @@ def _refuse_idle_names(options: LoraOptions, base: BaseModelFacts, trained: Trai
     if isinstance(options.target_modules, str):
         return
     names = [trained.name(*place) for place in _places(base, trained)]
+    names += [f"{trained.prefix}.{EMBEDDING}" if trained.prefix else EMBEDDING, HEAD]
     endings = {name[start:] for name in names for start in _starts(name)}
     unknown = [module for module in options.target_modules if module not in endings]
     if unknown:
         raise refused(
             "TARGET_UNSUPPORTED",
             few(unknown),
-            f"target_modules names it; {base.name} takes LoRA on {', '.join(LAYER_MODULES)}",
+            f"target_modules names it; {base.name} takes LoRA on "
+            f"{', '.join((*LAYER_MODULES, *VOCABULARY_MODULES))}",
         )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loraplex.base_model import BaseModelSpec
+from loraplex.base_model import NO_LAYER, BaseModelSpec
 
 #: safetensors dtype → numpy's name for the bits (bfloat16 has none: its bits as uint16) and bytes
 DTYPES = {"F32": ("<u4", 4), "F16": ("<u2", 2), "BF16": ("<u2", 2)}
@@ -44,7 +45,8 @@ class TargetSpec:
 
     The module's rows are row0 … row0 + num_rows − 1 of `b` [rows, rank], `b_bias` [rows] and
     `magnitude` [rows]: an adapter that was trained on a fused linear has one tensor for several
-    modules. `b_bias` (lora_bias) makes it scaling · ((x·Aᵀ)·Bᵀ + b_bias), `magnitude` is DoRA's.
+    modules. `layer` is NO_LAYER for lm_head and for embed_tokens, whose x is one of vocab_size.
+    `b_bias` (lora_bias) makes it scaling · ((x·Aᵀ)·Bᵀ + b_bias), `magnitude` is DoRA's.
     """
 
     layer: int
@@ -82,17 +84,32 @@ class BiasSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedModule:
+    """Weights [vocab_size, hidden_size] in the place of the base's embed_tokens or lm_head.
+
+    `is_copy`: PEFT saved them beside a LoRA, nobody trained them.
+    """
+
+    module: str
+    weight: TensorLocator
+    is_copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterParts:
-    """What an adapter brings, each ordered by layer and then as LAYER_MODULES orders modules."""
+    """What an adapter brings, each ordered by layer and then as LAYER_MODULES orders modules;
+    embed_tokens and lm_head last."""
 
     targets: tuple[TargetSpec, ...]
     biases: tuple[BiasSpec, ...] = ()
+    saved: tuple[SavedModule, ...] = ()
 
     @property
     def tensors(self) -> tuple[TensorLocator, ...]:
         """Every tensor once."""
         found = {t.name: t for target in self.targets for t in target.tensors}
         found.update({bias.values.name: bias.values for bias in self.biases})
+        found.update({one.weight.name: one.weight for one in self.saved})
         return tuple(found.values())
 
 
@@ -109,6 +126,8 @@ class AdapterSpec:
     chat_template: str | None = None
     #: None: the base's own
     eos_token_ids: tuple[int, ...] | None = None
+    #: special tokens that its chat template names; None: the base's own
+    template_tokens: Mapping[str, str] | None = None
 
     @property
     def targets(self) -> tuple[TargetSpec, ...]:
@@ -117,7 +136,7 @@ class AdapterSpec:
 
 @dataclass(frozen=True, slots=True)
 class CoverageRow:
-    """Targets of one module that share rank and scaling."""
+    """Targets of one module that share rank and scaling; rank 0: a whole saved module."""
 
     module: str
     layers: str
@@ -151,6 +170,7 @@ def coverage(parts: AdapterParts, notes: tuple[str, ...] = ()) -> CoverageReport
         )
         for (module, rank, factor), group in groups.items()
     ]
+    rows += [CoverageRow(one.module, "-", 1, 0, 1.0, one.weight.num_bytes) for one in parts.saved]
     return CoverageReport(tuple(rows), (*_notes(parts), *notes))
 
 
@@ -163,11 +183,21 @@ def _notes(parts: AdapterParts) -> tuple[str, ...]:
         (biased, "with a bias of the LoRA itself"),
         (len(parts.biases), "whose bias replaces the base's"),
     )
-    return tuple(f"{count} modules {what}" for count, what in found if count)
+    copies = {one.weight.name for one in parts.saved if one.is_copy}
+    return (
+        *(f"{count} modules {what}" for count, what in found if count),
+        *(
+            f"{name} is a copy of the base's weights that PEFT saved; it is served as it is and "
+            "takes memory: save_pretrained(…, save_embedding_layers=False) leaves it out"
+            for name in sorted(copies)
+        ),
+    )
 
 
 def layer_ranges(layers: list[int]) -> str:
-    """`0-3, 7` for [0, 1, 2, 3, 7]."""
+    """`0-3, 7` for [0, 1, 2, 3, 7]; `-` for what is in no layer."""
+    if set(layers) == {NO_LAYER}:
+        return "-"
     parts: list[list[int]] = []
     for layer in sorted(layers):
         if parts and parts[-1][1] == layer - 1:

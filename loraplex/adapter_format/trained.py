@@ -19,8 +19,8 @@ class TrainedModules:
     """`tensors[layer, module][kind]`, kinds as in TensorKey; names begin with `prefix`.
 
     `modules` are the linear modules of one decoder layer under the names that they had in training:
-    a fused name where a tensor uses it, the base's own names elsewhere. A model that fuses one of its
-    linears is taken to fuse all, but where a tensor says otherwise.
+    a fused name where a tensor uses it, the base's own names elsewhere. A model that fuses one of
+    its linears is taken to fuse all, but where a tensor says otherwise.
     """
 
     prefix: str

@@ -10,9 +10,11 @@ from typing import Any
 
 import grpc
 
+from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
 from registry_svc.cli.output import print_json
+from registry_svc.cli.verify import verify as verify_folder
 from registry_svc.settings import SettingInvalid
 
 EXIT_CODES = {
@@ -129,13 +131,17 @@ def _add_version_commands(commands: Any) -> None:
     resolve = _command(commands, "resolve", adapters.resolve, "what a reference means now")
     resolve.add_argument("reference", help="name, alias, name@3 or name@sha256:…")
 
-    verify = _command(commands, "verify", base_models.verify, "check a PEFT folder")
+    verify = _command(commands, "verify", verify_folder, "check a PEFT folder")
     verify.add_argument("folder")
     verify.add_argument("--base-model", required=True, help="its folder (no server), or its name")
     verify.add_argument("--base-model-name", default="", help="name of the base in that folder")
     verify.add_argument("--alias", action="append", default=[], help="another name of that base")
     verify.add_argument("--base-model-confirmed", action="store_true")
     verify.add_argument("--max-lora-rank", type=int, default=256)
+    verify.add_argument(
+        "--max-saved-bytes", type=int, default=MAX_SAVED_BYTES,
+        help="limit of whole embeddings and output heads",
+    )  # fmt: skip
 
 
 def _add_base_model_commands(commands: Any) -> None:
@@ -158,7 +164,12 @@ def _add_tenant_commands(commands: Any) -> None:
     inner = group.add_subparsers(required=True, metavar="COMMAND")
     show = _command(inner, "show", base_models.tenant_show, "show a tenant")
     show.add_argument("name")
-    update = _command(inner, "update", base_models.tenant_update, "change or make a tenant")
+    update = _command(
+        inner,
+        "update",
+        base_models.tenant_update,
+        "change or make a tenant; engines of this build do not apply its weight and limits yet",
+    )
     update.add_argument("name")
     update.add_argument("--weight", type=float, help="share of the engine")
     update.add_argument("--max-queued-requests", type=int, help="0: no limit")

@@ -152,8 +152,13 @@ def test_a_frontend_that_stops_reading_is_replaced_and_the_core_goes_on(stack: S
     (core,) = engine.children("core")
     frontends = engine.children("frontend")
     channels = [insecure_channel_of_its_own(stack.engine_address) for _ in range(8)]
-    for channel in channels:
-        next(engine_pb2_grpc.EngineStub(channel).Generate(greedy("red", 900), timeout=60))
+    request = greedy("red", 900)
+    request.sampling.logprobs = 20  # large messages, so that the socket is soon full
+    calls = [
+        engine_pb2_grpc.EngineStub(channel).Generate(request, timeout=60) for channel in channels
+    ]
+    for call in calls:  # kept: a call that nobody holds is cancelled
+        next(call)
     for pid in frontends:
         os.kill(pid, signal.SIGSTOP)
     # the socket and the outbox fill up, a second passes

@@ -99,6 +99,17 @@ def test_an_adapter_of_another_base_is_refused_unless_confirmed(
     assert generate(model, *FIXED, "--adapter", str(folder), "--base-model-confirmed") == 0
 
 
+def test_an_adapter_may_call_the_base_by_an_alias_or_by_the_path_given(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_alias = write_tiny_adapter(tmp_path / "hub", 3, base_model_name_or_path="org/else")
+    by_path = write_tiny_adapter(tmp_path / "path", 3, base_model_name_or_path=str(model))
+    both = ("--adapter", str(by_alias), "--adapter", str(by_path))
+    assert generate(model, *FIXED, *both, "--base-model-alias", "org/other") == 4
+    assert "org/else" in capsys.readouterr().err
+    assert generate(model, *FIXED, *both, "--base-model-alias", "org/else") == 0
+
+
 def test_a_model_that_is_not_there_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate(Path("/nowhere/model"), "--prompt", "x") == 3
     assert "/nowhere/model" in capsys.readouterr().err

@@ -250,6 +250,6 @@ class World:
         assert snapshot.kv_pages == 0
         assert snapshot.running_sequences == snapshot.waiting_sequences == 0
         assert not snapshot.flows
-        assert not snapshot.pinned_digests
+        assert not self.core._books.lanes
         assert not self.weights.held
         assert all(heard.ended is not None for heard in self.heard.values())

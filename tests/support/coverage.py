@@ -34,6 +34,7 @@ class CoverageCase:
     `fused` trains on the same weights behind fused linears (Phi-3's names). `written` are fields of
     adapter_config.json that are changed after saving; `dtype` is what the weights are cast to then;
     `keys` are replacements in the names of tensors, which PEFT itself would not load.
+    `copies` is PEFT's default, to save the base's own weights beside a LoRA on the vocabulary.
     """
 
     option: str
@@ -44,6 +45,7 @@ class CoverageCase:
     written: dict[str, Any] = field(default_factory=dict, hash=False)
     dtype: str = "float32"
     keys: tuple[tuple[str, str], ...] = ()
+    copies: bool = True
 
     @property
     def name(self) -> str:
@@ -197,6 +199,57 @@ COVERAGE: tuple[CoverageCase, ...] = (
     ),
 )  # fmt: skip
 
+#: these have a suite of their own (tests/fidelity/test_vocabulary.py), on tied and untied bases
+VOCABULARY: tuple[CoverageCase, ...] = (
+    CoverageCase(
+        "target_modules", "lm_head",
+        {"r": 5, "lora_alpha": 9, "target_modules": ["lm_head", "q_proj"]},
+    ),
+    CoverageCase(
+        "target_modules", "lm_head alone, saved without a copy of the base's",
+        {"r": 17, "lora_alpha": 9, "target_modules": ["lm_head"]}, copies=False,
+    ),
+    CoverageCase(
+        "target_modules", "embed_tokens",
+        {"r": 19, "lora_alpha": 12, "target_modules": ["embed_tokens", "down_proj"]},
+    ),
+    CoverageCase(
+        "target_modules", "both sides of the vocabulary, rsLoRA and patterns",
+        {
+            "r": 3, "lora_alpha": 4, "use_rslora": True, "rank_pattern": {"embed_tokens": 7},
+            "alpha_pattern": {"lm_head": 2},
+            "target_modules": ["lm_head", "embed_tokens", "v_proj"],
+        },
+        copies=False,
+    ),
+    CoverageCase(
+        "target_modules", "embed_tokens by a regular expression",
+        {"r": 2, "target_modules": r".*(embed_tokens|up_proj)"}, copies=False,
+    ),
+    CoverageCase(
+        "modules_to_save", "lm_head",
+        {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ),
+    CoverageCase(
+        "modules_to_save", "embed_tokens",
+        {"r": 4, "target_modules": "all-linear", "modules_to_save": ["embed_tokens"]},
+    ),
+    CoverageCase(
+        "modules_to_save", "both",
+        {"r": 1, "target_modules": ["o_proj"],
+         "modules_to_save": ["lm_head", "model.embed_tokens"]},
+    ),
+    CoverageCase(
+        "modules_to_save", "lm_head, with LoRA on embed_tokens",
+        {"r": 6, "target_modules": ["embed_tokens", "k_proj"], "modules_to_save": ["lm_head"]},
+    ),
+    CoverageCase(
+        "modules_to_save", "embed_tokens, with DoRA in the layers",
+        {"r": 4, "target_modules": ["q_proj", "down_proj"], "modules_to_save": ["embed_tokens"],
+         "use_dora": True},
+    ),
+)  # fmt: skip
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
 
 
@@ -207,7 +260,7 @@ def page(text: str) -> str:
 
 def _coverage_table() -> str:
     lines = ["| option | what | example | base |", "|---|---|---|---|"]
-    for case in COVERAGE:
+    for case in (*COVERAGE, *VOCABULARY):
         example = json.dumps({**case.config, **case.written}).replace("|", "\\|")
         base = BASES[case.base][0].removesuffix("ForCausalLM")
         base += f" {case.base}" if case.base != "plain" else ""

@@ -81,8 +81,8 @@ class DirectRunner:
         model: Any = self.runner._model
         compute = model.logits
 
-        def recording(hidden: torch.Tensor) -> torch.Tensor:
-            self._last_logits = compute(hidden)
+        def recording(hidden: torch.Tensor, segments: object) -> torch.Tensor:
+            self._last_logits = compute(hidden, segments)
             return self._last_logits
 
         model.logits = recording

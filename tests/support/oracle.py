@@ -84,12 +84,18 @@ def load_base(model_dir: Path) -> Any:
     ).eval()
 
 
-def write_peft_adapter(model_dir: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
+def write_peft_adapter(
+    model_dir: Path,
+    folder: Path,
+    seed: int = 0,
+    save_embedding_layers: bool | str = "auto",
+    **config: Any,
+) -> Path:
     """An adapter of which nothing that was trained is at its initial value."""
     torch.manual_seed(seed)
     model = get_peft_model(load_base(model_dir), LoraConfig(task_type="CAUSAL_LM", **config))
     shake(model)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_embedding_layers=save_embedding_layers)
     return folder
 
 
@@ -102,6 +108,8 @@ def shake(model: Any) -> None:
             parameter.mul_(1 + 0.3 * noise)
         elif "lora_" in name:
             parameter.copy_(noise * 0.1)
+        elif "modules_to_save" in name:
+            parameter.add_(noise * 0.05)
         elif name.endswith(".bias") and parameter.requires_grad:
             parameter.add_(noise * 0.2)
 

@@ -53,7 +53,13 @@ CONFIG_CASES = {
         {"use_dora": True, "lora_bias": True}, "OPTION_UNSUPPORTED", "lora_bias",
     ),
     "dora text": ({"use_dora": "yes"}, "CONFIG_INVALID", "use_dora"),
-    "saved modules": ({"modules_to_save": ["lm_head"]}, "OPTION_UNSUPPORTED", "modules_to_save"),
+    "saved modules": ({"modules_to_save": ["norm"]}, "OPTION_UNSUPPORTED", "modules_to_save: norm"),
+    "saved modules without tensors": (
+        {"modules_to_save": ["lm_head"]}, "WEIGHTS_INVALID", "lm_head.weight",
+    ),
+    "saved modules that are no list": (
+        {"modules_to_save": "lm_head"}, "CONFIG_INVALID", "modules_to_save",
+    ),
     "tokens": ({"trainable_token_indices": [1]}, "OPTION_UNSUPPORTED", "trainable_token_indices"),
     "replication": ({"layer_replication": [[0, 2]]}, "OPTION_UNSUPPORTED", "layer_replication"),
     "parameters": ({"target_parameters": ["w"]}, "OPTION_UNSUPPORTED", "target_parameters"),
@@ -108,8 +114,9 @@ CONFIG_CASES = {
     "no base": ({"base_model_name_or_path": None}, "BASE_MODEL_MISMATCH", "does not say"),
     "unknown target": ({"target_modules": ["q_proj", "c_attn"]}, "TARGET_UNSUPPORTED", "c_attn"),
     "fused target": ({"target_modules": ["qkv_proj"]}, "TARGET_UNSUPPORTED", "qkv_proj"),
-    "head": ({"target_modules": ["q_proj", "lm_head"]}, "TARGET_UNSUPPORTED", "lm_head"),
-    "embedding": ({"target_modules": ["embed_tokens"]}, "TARGET_UNSUPPORTED", "embed_tokens"),
+    "head": ({"target_modules": ["q_proj", "lm_head"]}, "WEIGHTS_INVALID", "lora_A of lm_head"),
+    "embedding": ({"target_modules": ["embed_tokens"]}, "WEIGHTS_INVALID", "embed_tokens"),
+    "final norm": ({"target_modules": ["q_proj", "norm"]}, "TARGET_UNSUPPORTED", "model.norm"),
     "regex without a match": (
         {"target_modules": r".*\.attn\..*"}, "TARGET_UNSUPPORTED", "not in target_modules",
     ),
@@ -173,14 +180,14 @@ TENSOR_CASES = {
         lambda: {f"{Q0}.base_layer.weight": np.ones((32, 32))}, "OPTION_UNSUPPORTED", "base layer",
     ),
     "saved module": (
-        lambda: {"base_model.model.lm_head.modules_to_save.weight": np.ones((4, 4))},
-        "OPTION_UNSUPPORTED",
+        lambda: {"base_model.model.lm_head.modules_to_save.weight": np.ones((64, 32))},
+        "TARGET_UNSUPPORTED",
         "modules_to_save",
     ),
     "embedding": (
         lambda: {"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((4, 4))},
-        "OPTION_UNSUPPORTED",
-        "embeddings",
+        "TARGET_UNSUPPORTED",
+        "embed_tokens.lora_embedding_A",
     ),
     "unknown kind": (
         lambda: {f"{Q0}.lora_C.weight": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_C.weight",

@@ -51,7 +51,7 @@ def test_the_least_recently_used_idle_slot_makes_room() -> None:
     for name in "abac":
         world.submit(4, adapter(name))
         world.run()
-    resident = {row.adapter.name for row in world.core.snapshot().residency}
+    resident = {row.adapter.name for row in world.core.snapshot().residents}
     assert resident == {"a", "c"}
     assert world.core.snapshot().slot_evictions == 1
 

@@ -257,9 +257,8 @@ def test_a_snapshot_shows_flows_residency_and_how_the_arena_is_split() -> None:
     assert (flows["t", "b"].waiting, flows["t", "b"].ring_position) == (1, 1)
     assert (flows["t", "c"].waiting, flows["t", "c"].ring_position) == (1, -1)
     assert flows["t", "b"].waited_s > 0
-    resident = {(r.adapter.name, r.tier, r.holds_place) for r in snapshot.residency}
+    resident = {(r.adapter.name, r.tier, r.holds_place) for r in snapshot.residents}
     assert resident == {("a", "slot", True), ("b", "slot", False)}
-    assert snapshot.pinned_digests == {"sha256:a", "sha256:b", "sha256:c"}
     parts = snapshot.kv_pages + snapshot.cached_pages + snapshot.adapter_pages
     assert parts + snapshot.free_pages == snapshot.num_pages == 64
     assert snapshot.adapter_pages == 4

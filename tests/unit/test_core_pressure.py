@@ -43,7 +43,7 @@ def test_recomputed_tokens_are_not_charged_again() -> None:
     most = 0
     while world.core.num_live:
         world.step()
-        most = max(most, *(flow.service for flow in world.core.snapshot().flows), 0)
+        most = max(most, *(turn.service for turn in world.core._books.turns), 0)
     computed = sum(c.num_tokens for plan in world.runner.plans for c in plan.chunks)
     assert computed > 2 * 25, "nothing was recomputed"
     assert most <= 2 * (6 + 2 * 19)

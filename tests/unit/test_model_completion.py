@@ -176,7 +176,7 @@ def test_kept_gains_are_bounded_and_the_oldest_go_first(tmp_path, monkeypatch):
             digest,
             *(
                 getattr(bench.row, name)
-                for name in ("rank", "scale", "a_off", "b_off", "g_off", "c_off")
+                for name in ("rank", "scale", "a_off", "b_off", "g_off", "c_off", "tables")
             ),
         )
         bench.completion.complete(row, bench.raw)

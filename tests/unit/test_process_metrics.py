@@ -100,17 +100,20 @@ def test_steps_are_observed_and_the_state_shown_when_the_core_falls_idle() -> No
     registry = CollectorRegistry()
     ref = AdapterRef("sql-lora", 1, "sha256:d")
     flow = FlowKey(ServiceClass.INTERACTIVE, "default", ref.digest)
+    batch = FlowKey(ServiceClass.BATCH, "default", ref.digest)
     base = FlowKey(ServiceClass.INTERACTIVE, "default", "")
     states = [
         CoreSnapshot(
             memory=MemorySnapshot(kv_bytes=7, free_bytes=3),
             residents=(ResidentAdapter(ref, "slot", 40),),
             flows=(
-                FlowSnapshot(flow, ref, virtual_counter=4.0, waited_s=0.5),
-                FlowSnapshot(base, virtual_counter=10.0),
+                FlowSnapshot(flow, ref, waited_s=0.5),
+                FlowSnapshot(batch, ref, waited_s=0.25),
+                FlowSnapshot(base, waited_s=9.0),
             ),
+            slot_evictions=2,
         ),
-        CoreSnapshot(),
+        CoreSnapshot(slot_evictions=5),
     ]
     metrics = StepMetrics(10, lambda: states[0], registry)
     metrics.stepped(report(step=0, num_sequences=3, segments=(5, 6), compute_s=0.25))
@@ -121,12 +124,13 @@ def test_steps_are_observed_and_the_state_shown_when_the_core_falls_idle() -> No
     assert seen["loraplex_step_deferred_sequences_total", "place"] == 2
     assert seen["loraplex_gpu_memory_bytes", "kv"] == 7
     assert seen["loraplex_adapter_resident_bytes", "slot"] == 40
-    assert seen["loraplex_flow_service_lag", "sql-lora"] == 6
+    assert seen["loraplex_adapter_evictions_total", "slot"] == 2
     assert seen["loraplex_flow_wait_seconds", "sql-lora"] == 0.5
     states.pop(0)
     metrics.stepped(report(step=-1, idle=True))
     seen = values(registry)
-    assert seen["loraplex_flow_service_lag", "sql-lora"] == 0
+    assert seen["loraplex_flow_wait_seconds", "sql-lora"] == 0
+    assert seen["loraplex_adapter_evictions_total", "slot"] == 5
     assert seen["loraplex_gpu_memory_bytes", "kv"] == 0
     assert seen["loraplex_step_batch_size_count",] == 1
 

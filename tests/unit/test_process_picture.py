@@ -1,23 +1,22 @@
-"""The core's own snapshot as what GetEngineState shows."""
+"""What the core counts, as what GetEngineState shows."""
 
 from __future__ import annotations
 
-from engine_svc.core.snapshot import CoreSnapshot, FlowSnapshot, ResidencySnapshot
+from engine_svc.core.snapshot import CoreCounts
 from engine_svc.picture import picture
-from engine_svc.types import AdapterRef, FlowKey, ServiceClass
+from engine_svc.types import AdapterRef, FlowKey, FlowSnapshot, ResidentAdapter, ServiceClass
 
 
 def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
     ref = AdapterRef("sql-lora", 2, "sha256:d")
     flow = FlowKey(ServiceClass.BATCH, "acme", ref.digest)
-    core = CoreSnapshot(
+    core = CoreCounts(
         steps=9, running_sequences=2, waiting_sequences=3,
-        flows=(FlowSnapshot(flow, ref, 1, 2, 3, 40, -1, 0.5),),
-        residency=(ResidencySnapshot(ref, "slot", 300, True),),
-        pinned_digests=frozenset(), num_pages=10, page_bytes=100, kv_pages=2, cached_pages=1,
-        adapter_pages=3, adapter_used_bytes=250, free_pages=4, loading_adapters=0,
-        slot_evictions=0, failed_loads=0, preemptions=0, requests_ended=0, requests_failed=0,
-        draining=True,
+        flows=(FlowSnapshot(flow, ref, 1, 2, 3, ring_position=-1, waited_s=0.5),),
+        residents=(ResidentAdapter(ref, "slot", 300, True),),
+        num_pages=10, page_bytes=100, kv_pages=2, cached_pages=1,
+        adapter_pages=3, free_pages=4, loading_adapters=0,
+        slot_evictions=5, preemptions=0, draining=True,
     )  # fmt: skip
     seen = picture(core, max_loras=2, weights_bytes=1000, workspace_bytes=50, host_cache_bytes=500)
     memory = seen.memory
@@ -31,4 +30,5 @@ def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
     assert seen.residents[0].holds_place
     (shown,) = seen.flows
     assert (shown.waiting, shown.running, shown.paused) == (1, 2, 3)
-    assert (shown.virtual_counter, shown.ring_position, shown.waited_s) == (40.0, 0, 0.5)
+    assert (shown.ring_position, shown.waited_s) == (-1, 0.5)
+    assert seen.slot_evictions == 5

@@ -27,14 +27,14 @@ class _ServiceClass:
 class _ServiceClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServiceClass.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SERVICE_CLASS_UNSPECIFIED: _ServiceClass.ValueType  # 0
-    """Read as INTERACTIVE."""
+    """Read as INTERACTIVE. This build shows the class of each flow and schedules both alike."""
     SERVICE_CLASS_INTERACTIVE: _ServiceClass.ValueType  # 1
     SERVICE_CLASS_BATCH: _ServiceClass.ValueType  # 2
 
 class ServiceClass(_ServiceClass, metaclass=_ServiceClassEnumTypeWrapper): ...
 
 SERVICE_CLASS_UNSPECIFIED: ServiceClass.ValueType  # 0
-"""Read as INTERACTIVE."""
+"""Read as INTERACTIVE. This build shows the class of each flow and schedules both alike."""
 SERVICE_CLASS_INTERACTIVE: ServiceClass.ValueType  # 1
 SERVICE_CLASS_BATCH: ServiceClass.ValueType  # 2
 Global___ServiceClass: _TypeAlias = ServiceClass  # noqa: Y015
@@ -758,6 +758,7 @@ class AdapterResidency(_message.Message):
     tier: Global___ResidencyTier.ValueType
     bytes: _builtins.int
     pinned: _builtins.bool
+    """By PinAdapter."""
     holds_place: _builtins.bool
     """Holds one of max_loras places now."""
     @_builtins.property
@@ -799,12 +800,13 @@ class FlowState(_message.Message):
     running: _builtins.int
     paused: _builtins.int
     virtual_counter: _builtins.float
-    """Service received, divided by weight."""
+    """Service received, divided by weight. 0: this build does not count it."""
     ring_position: _builtins.int
-    """Places ahead of it in the ring; 0: it holds one."""
+    """1, 2 … in the ring; 0: it holds a place; −1: its weights are on their way."""
     wait_bound_s: _builtins.float
-    """Longest that its head can wait from now, and how long it has waited."""
+    """Longest that its head can wait from now. 0: this build does not compute it."""
     waited_s: _builtins.float
+    """How long its oldest request that has not been planned has waited."""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterIdentity: ...
     def __init__(

@@ -106,14 +106,14 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WarmAdapter(self, request, context):
-        """Brings an adapter's weights to the host before anybody asks for them.
+        """Brings an adapter's weights to the host before anybody asks for them. UNIMPLEMENTED in this build.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinAdapter(self, request, context):
-        """Keeps an adapter's weights in the arena until UnpinAdapter.
+        """Keeps an adapter's weights in the arena until UnpinAdapter. UNIMPLEMENTED in this build.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

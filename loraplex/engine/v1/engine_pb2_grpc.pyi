@@ -44,9 +44,9 @@ class EngineStub:
     WatchEngineState: _grpc.UnaryStreamMultiCallable[_engine_pb2.WatchEngineStateRequest, _engine_pb2.WatchEngineStateResponse]
     """The same, again and again."""
     WarmAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.WarmAdapterRequest, _engine_pb2.WarmAdapterResponse]
-    """Brings an adapter's weights to the host before anybody asks for them."""
+    """Brings an adapter's weights to the host before anybody asks for them. UNIMPLEMENTED in this build."""
     PinAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.PinAdapterRequest, _engine_pb2.PinAdapterResponse]
-    """Keeps an adapter's weights in the arena until UnpinAdapter."""
+    """Keeps an adapter's weights in the arena until UnpinAdapter. UNIMPLEMENTED in this build."""
     UnpinAdapter: _grpc.UnaryUnaryMultiCallable[_engine_pb2.UnpinAdapterRequest, _engine_pb2.UnpinAdapterResponse]
 
 @_typing.type_check_only
@@ -65,9 +65,9 @@ class EngineAsyncStub(EngineStub):
     WatchEngineState: _aio.UnaryStreamMultiCallable[_engine_pb2.WatchEngineStateRequest, _engine_pb2.WatchEngineStateResponse]  # type: ignore[assignment]
     """The same, again and again."""
     WarmAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.WarmAdapterRequest, _engine_pb2.WarmAdapterResponse]  # type: ignore[assignment]
-    """Brings an adapter's weights to the host before anybody asks for them."""
+    """Brings an adapter's weights to the host before anybody asks for them. UNIMPLEMENTED in this build."""
     PinAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.PinAdapterRequest, _engine_pb2.PinAdapterResponse]  # type: ignore[assignment]
-    """Keeps an adapter's weights in the arena until UnpinAdapter."""
+    """Keeps an adapter's weights in the arena until UnpinAdapter. UNIMPLEMENTED in this build."""
     UnpinAdapter: _aio.UnaryUnaryMultiCallable[_engine_pb2.UnpinAdapterRequest, _engine_pb2.UnpinAdapterResponse]  # type: ignore[assignment]
 
 class EngineServicer(metaclass=_abc_1.ABCMeta):
@@ -113,7 +113,7 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.WarmAdapterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.WarmAdapterResponse, _abc.Awaitable[_engine_pb2.WarmAdapterResponse]]:
-        """Brings an adapter's weights to the host before anybody asks for them."""
+        """Brings an adapter's weights to the host before anybody asks for them. UNIMPLEMENTED in this build."""
 
     @_abc_1.abstractmethod
     def PinAdapter(
@@ -121,7 +121,7 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.PinAdapterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.PinAdapterResponse, _abc.Awaitable[_engine_pb2.PinAdapterResponse]]:
-        """Keeps an adapter's weights in the arena until UnpinAdapter."""
+        """Keeps an adapter's weights in the arena until UnpinAdapter. UNIMPLEMENTED in this build."""
 
     @_abc_1.abstractmethod
     def UnpinAdapter(

@@ -334,7 +334,9 @@ class Tenant(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     weight: _builtins.float
-    """Share of the engine; 0 is read as 1."""
+    """Share of the engine; 0 is read as 1. Like the limits below it is stored and watched; engines of this
+    build do not apply it yet.
+    """
     max_queued_requests: _builtins.int
     """0: no limit of its own."""
     max_queued_tokens: _builtins.int
