@@ -19,7 +19,8 @@ class TrainedModules:
     """`tensors[layer, module][kind]`, kinds as in TensorKey; names begin with `prefix`.
 
     `modules` are the linear modules of one decoder layer under the names that they had in training:
-    a fused name where a tensor uses it, the base's own names elsewhere.
+    a fused name where a tensor uses it, the base's own names elsewhere. A model that fuses one of
+    its linears is taken to fuse all, but where a tensor says otherwise.
     """
 
     prefix: str
@@ -60,15 +61,18 @@ def sort_tensors(tensors: Iterable[TensorLocator], base: BaseModelFacts) -> Trai
 
 def _modules(used: set[str]) -> tuple[str, ...]:
     """Names of one layer's modules, in the order of the base's."""
-    fused = [name for name, parts in MODULE_PARTS.items() if len(parts) > 1 and name in used]
+    fusable = {name: parts for name, parts in MODULE_PARTS.items() if len(parts) > 1}
+    if not used & fusable.keys():
+        return LAYER_MODULES
     hidden: dict[str, str] = {}
-    for name in fused:
-        for part in MODULE_PARTS[name]:
-            if part in used:
-                raise refused(
-                    "WEIGHTS_INVALID",
-                    f"{name}, {part}",
-                    "tensors name both, the rows would overlap",
-                )
-            hidden[part] = name
+    for name, parts in fusable.items():
+        split = [part for part in parts if part in used]
+        if split and name in used:
+            raise refused(
+                "WEIGHTS_INVALID",
+                f"{name}, {split[0]}",
+                "tensors name both, the rows would overlap",
+            )
+        if not split:
+            hidden.update(dict.fromkeys(parts, name))
     return tuple(dict.fromkeys(hidden.get(module, module) for module in LAYER_MODULES))

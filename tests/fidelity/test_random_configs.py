@@ -162,7 +162,8 @@ TWISTS: list[dict[str, Any]] = [
     {"bias": "none"}, {"bias": "all"}, {"bias": "lora_only"}, {"lora_bias": True},
     {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"up_proj": 2, "q_proj": 3}},
     {"target_modules": ["q_proj"]}, {"target_modules": "all-linear"}, {"target_modules": None},
-    {"layers_to_transform": [0]}, {"exclude_modules": ["q_proj"]}, {"fan_in_fan_out": True},
+    {"layers_pattern": "layers"}, {"layers_to_transform": [0]}, {"init_lora_weights": "eva"},
+    {"exclude_modules": ["q_proj"]}, {"fan_in_fan_out": True}, {"init_lora_weights": None},
     {"init_lora_weights": "gaussian"}, {"init_lora_weights": "pissa"}, {"lora_dropout": 0.5},
     {"modules_to_save": ["lm_head"]}, {"megatron_config": {"a": 1}}, {"invented": 5},
 ]  # fmt: skip

@@ -96,6 +96,15 @@ CONFIG_CASES = {
         "CONFIG_INVALID",
         "layers_to_transform",
     ),
+    "layers pattern and regex": (
+        {"layers_pattern": "layers", "target_modules": ".*q_proj"},
+        "CONFIG_INVALID",
+        "layers_pattern",
+    ),
+    "layers pattern alone": ({"layers_pattern": "layers"}, "CONFIG_INVALID", "layers_pattern"),
+    "lora bias and init": (
+        {"lora_bias": True, "init_lora_weights": "gaussian"}, "OPTION_UNSUPPORTED", "lora_bias",
+    ),
     "patterns": ({"alpha_pattern": ["q_proj"]}, "CONFIG_INVALID", "alpha_pattern"),
     "many patterns": (
         {"rank_pattern": {f"m{index}": 1 for index in range(2049)}}, "CONFIG_INVALID", "2049",
