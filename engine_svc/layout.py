@@ -114,6 +114,13 @@ class AdapterLayout:
         after = self.num_layers if layer == NO_LAYER else layer
         return after * len(self.sites) + site_index
 
+    def site_of_cell(self, cell: int) -> tuple[int, Site]:
+        """(layer or NO_LAYER, site) of a cell."""
+        layer, site_index = divmod(cell, len(self.sites))
+        if layer < self.num_layers:
+            return layer, self.sites[site_index]
+        return NO_LAYER, self.outer_sites[cell - self.num_layers * len(self.sites)]
+
     def slices_of(self, layer: int, site: Site) -> tuple[Slice, ...]:
         slices = self.outer_slices if layer == NO_LAYER else self.slices
         return slices[site.first_slice : site.first_slice + site.num_slices]
