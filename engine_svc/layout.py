@@ -1,11 +1,9 @@
-"""Where an adapter's matrices lie: sites, slices, entries, blocks. Pure; shared by packer, runner
-and kernels' callers.
+"""Where an adapter's matrices lie: sites, slices, entries, blocks. Pure; all sides share it.
 
     site    a fused linear of the base model: qkv, o, gate_up, down (one of each a layer)
-    slice   one target inside a site, or a part of its columns where 16 rows of B would not fit one
-    page
-    entry   (layer, slice) flattened: layer · num_slices + slice; the site table has one cell an
-    entry
+    slice   one target inside a site, or a part of its columns where 16 rows of B would not fit
+            one page
+    entry   (layer, slice) flattened: layer · num_slices + slice; one cell of the site table
     block   up to RANK_BLOCK rows of A or of rank-major B; never straddles a page
     table   rows of a whole matrix, one a token of the vocabulary, in runs of one page each
 
@@ -13,8 +11,8 @@ Entries and site cells of the layers come first, then those of the output head a
 under the layer number NO_LAYER.
 
 Offsets count OFFSET_UNIT bytes. In a packed file they are relative to the first page image; in the
-site table they
-are absolute from the arena's base: page_ids[relative // page] · page + relative % page. −1 is none.
+site table they are absolute from the arena's base: page_ids[relative // page] · page +
+relative % page. −1 is none.
 """
 
 from __future__ import annotations

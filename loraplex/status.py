@@ -1,13 +1,14 @@
 """Errors that reach a caller, and their one mapping to gRPC statuses, both ways.
 
 LoraplexError
-├── InvalidArgument ── FieldInvalid ── NameInvalid, SamplingInvalid; PromptTooLong, PromptEmpty,
-│                      ChatTemplateFailed, PageTokenInvalid, SourceNotAllowed
+├── InvalidArgument (PROMPT_TOO_LONG, PROMPT_EMPTY, CHAT_TEMPLATE_FAILED, PAGE_TOKEN_INVALID,
+│   │                SOURCE_NOT_ALLOWED)
+│   └── FieldInvalid (FIELD_INVALID) ── NameInvalid, SamplingInvalid
 ├── NotFound (ADAPTER_, VERSION_, BASE_MODEL_, UPLOAD_, SOURCE_, TENANT_, MODEL_NOT_FOUND)
 ├── AlreadyExists (NAME_TAKEN)
-├── FailedPrecondition ── AdapterRefused (every cause for which an adapter is not published or not
-loaded),
-│                         BaseModelUnsupported
+├── FailedPrecondition (DATABASE_NOT_MIGRATED, VERSION_NOT_ACTIVE, …)
+│   ├── AdapterRefused (every cause for which an adapter is not published or not loaded)
+│   └── BaseModelUnsupported
 ├── Aborted (ETAG_MISMATCH, REQUEST_ID_REUSED)
 ├── ResourceExhausted (QUEUE_FULL, WAIT_EXCEEDS_DEADLINE, READER_TOO_SLOW, SIZE_LIMIT, …)
 ├── Unavailable (DRAINING, STARTING, REGISTRY_UNREACHABLE, BLOB_STORE_UNREACHABLE, ENGINE_LOST, …)
@@ -16,9 +17,8 @@ loaded),
 └── Internal (INVARIANT)
 
 A class fixes the gRPC code; `reason` is a name of the closed list in
-loraplex/common/v1/common.proto without
-its prefix; `metadata` are the strings of google.rpc.ErrorInfo. A message says what, which id, what
-to do.
+protos/loraplex/common/v1/common.proto without its prefix; `metadata` are the strings of
+google.rpc.ErrorInfo. A message says what, which id, what to do.
 """
 
 from __future__ import annotations
@@ -227,6 +227,11 @@ def from_rpc_error(error: grpc.RpcError) -> LoraplexError:
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
     return of_code(code, message, reason, metadata, retry_after_s)
+
+
+def was_answered(error: grpc.RpcError) -> bool:
+    """Whether one of our servers gave the error; else it is the transport's own."""
+    return rpc_status.from_call(error) is not None
 
 
 def _rebuild(

@@ -70,7 +70,7 @@ class EngineCore:
         failure = refusal(self._books, request, now, self._draining)
         if failure is not None:
             tokens = len(request.prompt_token_ids)
-            self._books.outbox.refused(request.request_id, tokens, failure)
+            self._books.outputs.refused(request.request_id, tokens, failure)
             return
         live = admit(self._books, request, now)
         if request.deadline_s != float("inf"):
@@ -99,7 +99,7 @@ class EngineCore:
 
     def take_outputs(self) -> tuple[OutputItem, ...]:
         """What happened since the last call, in order."""
-        return self._books.outbox.take()
+        return self._books.outputs.take()
 
     def snapshot(self) -> CoreCounts:
         return take_counts(self._books, self._loads, self._clock.now(), self._draining)

@@ -112,16 +112,12 @@ class MergedWeights:
     def _add(self, weight: torch.Tensor, target: TargetSpec, row: int) -> None:
         own = slice(target.row0, target.row0 + target.num_rows)
         delta = target.scaling * (self._read(target.b)[own].float() @ self._read(target.a).float())
-        if target.module == EMBEDDING:
-            weight += delta.T
-            return
-        here = slice(row, row + target.num_rows)
-        total = weight[here] + delta
+        # an embedding's outputs are the columns of its weights
+        here = weight.T if target.module == EMBEDDING else weight[row : row + target.num_rows]
+        here += delta
         if target.magnitude is not None:
             magnitude = self._read(target.magnitude)[own].float()
-            gain = magnitude / torch.linalg.vector_norm(total, dim=1)
-            total = gain.unsqueeze(1) * total
-        weight[here] = total
+            here *= (magnitude / torch.linalg.vector_norm(here, dim=1)).unsqueeze(1)
 
     def _plan_biases(self) -> dict[str, list[_BiasPart]]:
         wanted = [
@@ -134,7 +130,7 @@ class MergedWeights:
         ]
         biases: dict[str, list[_BiasPart]] = {}
         for layer, module, values, factor, row0, count, replaces in wanted:
-            if not self._base.module_bias(module):
+            if layer == NO_LAYER or not self._base.module_bias(module):
                 self._add_biases(module, biases)
             name, row = self._stored(layer, module)
             found = biases.setdefault(f"{name}.bias", [])
@@ -143,14 +139,15 @@ class MergedWeights:
 
     def _add_biases(self, module: str, biases: dict[str, list[_BiasPart]]) -> None:
         """Llama's config can give all linears of a kind a bias: zero where the adapter has none."""
-        option = next(name for name, modules in _BIAS_OPTIONS.items() if module in modules)
-        if self._base.architecture != "LlamaForCausalLM":
+        options = [name for name, modules in _BIAS_OPTIONS.items() if module in modules]
+        if self._base.architecture != "LlamaForCausalLM" or not options:
             raise FailedPrecondition(
                 f"the adapter brings a bias of {module}, which {self._base.architecture} has no "
                 "place for; serve it as an adapter",
                 reason="OPTION_UNSUPPORTED",
-                metadata={"field": module, "value": "bias", "limit": "LlamaForCausalLM"},
+                metadata={"field": module, "value": "bias", "limit": "linears of LlamaForCausalLM"},
             )
+        (option,) = options
         self.config_changes[option] = True
         for layer in range(self._base.num_layers):
             for other in _BIAS_OPTIONS[option]:

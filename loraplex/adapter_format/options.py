@@ -24,6 +24,8 @@ T = TypeVar("T", int, float)
 MAX_CONFIG_BYTES = 1 << 20
 #: entries of rank_pattern or alpha_pattern; a 70B model with one a module has 560
 MAX_PATTERNS = 2048
+#: the engine's scaling is fp32, and never larger than alpha
+_LARGEST_FP32 = (2 - 2**-23) * 2.0**127
 
 _SUPPORTED = frozenset({
     "peft_type", "task_type", "base_model_name_or_path", "init_lora_weights", "r", "lora_alpha",
@@ -227,8 +229,8 @@ def _number(field: str, value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise _bad(field, value, "a finite number")
+    if not abs(number) <= _LARGEST_FP32:
+        raise _bad(field, value, "a number that is finite in fp32")
     return number
 
 

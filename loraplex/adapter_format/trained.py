@@ -39,7 +39,8 @@ def sort_tensors(tensors: Iterable[TensorLocator], base: BaseModelFacts) -> Trai
     for tensor in tensors:
         key = parse_key(tensor.name)
         if key.layer >= base.spec.num_layers:
-            raise mismatch(base, f"layer of {tensor.name}", key.layer, base.spec.num_layers - 1)
+            layers = f"0 … {base.spec.num_layers - 1}"
+            raise mismatch(base, f"layer of {tensor.name}", key.layer, layers)
         if tensor.dtype not in DTYPES:
             raise refused("WEIGHTS_INVALID", tensor.name, f"dtype {tensor.dtype} is no LoRA dtype")
         of_module = found.setdefault((key.layer, key.module), {})
