@@ -39,7 +39,7 @@ def register(args: argparse.Namespace) -> None:
     )
     with Client(args) as client:
         sent, left = "", list[str]()
-        if args.source.startswith(("s3://", "file://")):
+        if "://" in args.source:
             request.source_uri = args.source
         else:
             uploaded = client.upload(Path(args.source))

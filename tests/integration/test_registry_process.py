@@ -174,6 +174,8 @@ def test_registryctl_publishes_looks_and_retires(tmp_path: Path) -> None:
         assert "TARGET_UNSUPPORTED" in refused.stderr
         ctl("register", "Bad/Name", str(one), *options, code=2)
         ctl("register", "x", str(tmp_path / "none"), *options, code=4)
+        other = ctl("register", "x", "http://example.com/x", *options, code=2)
+        assert "must be s3://bucket/folder or file:///absolute/folder" in other.stderr
         ctl("register", BASE_NAME, str(one), *options, code=5)
         ctl("show", "sql")
         assert "did you mean sql" in ctl("show", "sqll", code=3).stderr
