@@ -65,6 +65,8 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
         self._file_of = self._locate()
         expected = expected_shapes(base)
+        #: of every tensor that the model uses
+        self.names = tuple(expected)
         found = {name for name in self._file_of if not _DERIVED.search(name)}
         if base.tied_embeddings:
             found.discard("lm_head.weight")
@@ -80,6 +82,10 @@ class Checkpoint:
         allows."""
         tensor: torch.Tensor = self._file(self._file_of[name]).get_tensor(name)
         return tensor
+
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds a tensor."""
+        return self._file_of[name]
 
     def _slice(self, name: str) -> Any:
         return self._file(self._file_of[name]).get_slice(name)

@@ -1,4 +1,5 @@
-"""Gains and constants in bf16, where B is g ⊙ B rounded once more: no further from fp32 than PEFT.
+"""Adapters in bf16, no further from fp32 than PEFT: gains and constants, where B is g ⊙ B rounded
+once more, embeddings and output head.
 
 e = logits − logits of the fp32 run on the same bf16-rounded weights, teacher-forced.
 """
@@ -29,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "DoRA": {"use_dora": True},
     "DoRA and biases": {"use_dora": True, "bias": "all"},
     "biases": {"lora_bias": True, "bias": "lora_only"},
+    "vocabulary": {"target_modules": ["q_proj", "up_proj", "embed_tokens", "lm_head"]},
+    "whole embeddings and head": {"modules_to_save": ["embed_tokens", "lm_head"]},
 }
 
 
@@ -79,10 +82,8 @@ def logits(model: Any, tokens: list[int]) -> torch.Tensor:
 def test_distance_from_fp32_is_no_larger_than_pefts(
     model_dir: Path, tmp_path: Path, case: str, device: str
 ) -> None:
-    adapter = write_peft_adapter(
-        model_dir, tmp_path / "a", seed=5, r=8, lora_alpha=16, target_modules="all-linear",
-        **CASES[case],
-    )  # fmt: skip
+    config = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", **CASES[case]}
+    adapter = write_peft_adapter(model_dir, tmp_path / "a", seed=5, **config)
     round_weights(adapter / "adapter_model.safetensors")
     tokens, found = ours(model_dir, adapter, device)
     exact = theirs(load_base(model_dir), adapter, tokens)
