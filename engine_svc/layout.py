@@ -185,7 +185,7 @@ def _sites(
                 cols = min(max_cols, out_features - start)
                 slices.append(Slice(module, site_index, col0 + start, cols, start, in_features))
             col0 += out_features
-        has_bias = name in SITES and base.module_bias(modules[0])
+        has_bias = base.module_bias(modules[0])
         num_slices = len(slices) - first
         sites.append(Site(name, in_features, col0, first, num_slices, has_bias))
     return tuple(sites), tuple(slices)

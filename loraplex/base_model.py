@@ -127,7 +127,9 @@ class BaseModelSpec:
         return tuple(fused) if fused and self.fused_modules else modules
 
     def module_bias(self, module: str) -> bool:
-        """Whether a linear module of a decoder layer has a bias."""
+        """Whether a linear module has a bias; embeddings and output head never do."""
+        if module in VOCABULARY_MODULES:
+            return False
         if module in MLP_MODULES:
             return self.mlp_bias
         return self.o_bias if module == "o_proj" else self.qkv_bias

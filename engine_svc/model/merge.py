@@ -112,12 +112,15 @@ class MergedWeights:
     def _add(self, weight: torch.Tensor, target: TargetSpec, row: int) -> None:
         own = slice(target.row0, target.row0 + target.num_rows)
         delta = target.scaling * (self._read(target.b)[own].float() @ self._read(target.a).float())
-        # an embedding's outputs are the columns of its weights
-        here = weight.T if target.module == EMBEDDING else weight[row : row + target.num_rows]
-        here += delta
+        # an embedding is stored the other way round: its outputs are columns
+        rows = weight.T if target.module == EMBEDDING else weight
+        here = slice(row, row + target.num_rows)
+        total = rows[here] + delta
         if target.magnitude is not None:
             magnitude = self._read(target.magnitude)[own].float()
-            here *= (magnitude / torch.linalg.vector_norm(here, dim=1)).unsqueeze(1)
+            gain = magnitude / torch.linalg.vector_norm(total, dim=1)
+            total = gain.unsqueeze(1) * total
+        rows[here] = total
 
     def _plan_biases(self) -> dict[str, list[_BiasPart]]:
         wanted = [
@@ -130,7 +133,7 @@ class MergedWeights:
         ]
         biases: dict[str, list[_BiasPart]] = {}
         for layer, module, values, factor, row0, count, replaces in wanted:
-            if layer == NO_LAYER or not self._base.module_bias(module):
+            if not self._base.module_bias(module):
                 self._add_biases(module, biases)
             name, row = self._stored(layer, module)
             found = biases.setdefault(f"{name}.bias", [])
@@ -145,9 +148,9 @@ class MergedWeights:
                 f"the adapter brings a bias of {module}, which {self._base.architecture} has no "
                 "place for; serve it as an adapter",
                 reason="OPTION_UNSUPPORTED",
-                metadata={"field": module, "value": "bias", "limit": "linears of LlamaForCausalLM"},
+                metadata={"field": module, "value": "bias", "limit": "a linear of Llama's layers"},
             )
-        (option,) = options
+        option = options[0]
         self.config_changes[option] = True
         for layer in range(self._base.num_layers):
             for other in _BIAS_OPTIONS[option]:

@@ -127,7 +127,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
     return {name: World(name, tmp_path_factory.mktemp(name)) for name in BASES}
 
 
-MAX_EXAMPLES = 60
+MAX_EXAMPLES = 50
 #: the same examples each time; a failing one is not shrunk, which would take minutes
 PROFILE = settings(
     max_examples=MAX_EXAMPLES, deadline=None, derandomize=True, database=None,
