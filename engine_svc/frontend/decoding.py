@@ -1,31 +1,12 @@
-"""Bytes that are no request get INVALID_ARGUMENT; gRPC itself would answer UNKNOWN with a Python
-exception's text.
-
-The deserializer cannot answer a call, so it hands the handler an `Undecodable`, which `mapped`
-refuses.
-"""
+"""Bytes that are no request reach `mapped` as an `Undecodable`, which it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from loraplex.status import FieldInvalid
-
-
-@dataclass(frozen=True, slots=True)
-class Undecodable:
-    """In place of a request."""
-
-    num_bytes: int
-
-    def refusal(self) -> FieldInvalid:
-        value = f"{self.num_bytes} bytes"
-        return FieldInvalid("request", value, "a serialized message of this RPC's request type")
+from loraplex.undecodable import telling
 
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
@@ -38,14 +19,4 @@ class DecodingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
         handler = await continuation(details)
         if handler is None or not details.method.startswith(self._prefix):
             return handler
-        return handler._replace(request_deserializer=_told(handler.request_deserializer))
-
-
-def _told(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def decode_or_tell(content: bytes) -> Any:
-        try:
-            return decode(content)
-        except DecodeError:
-            return Undecodable(len(content))
-
-    return decode_or_tell
+        return handler._replace(request_deserializer=telling(handler.request_deserializer))

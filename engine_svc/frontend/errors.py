@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from engine_svc.frontend.decoding import Undecodable
 from engine_svc.log import Log
 from loraplex.status import Internal, LoraplexError, to_grpc
+from loraplex.undecodable import Undecodable
 
 
 class HasLog(Protocol):
