@@ -7,7 +7,7 @@ to a `NameMap` of its own, so resolving costs no call. Pure: no clock, no networ
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine_svc.types import AdapterRef
@@ -158,6 +158,11 @@ def _may_use(entry: AdapterEntry, tenant: str) -> bool:
     return entry.public or (entry.tenant or DEFAULT_TENANT) == (tenant or DEFAULT_TENANT)
 
 
+def token_pairs(tokens: Mapping[str, str] | None) -> tuple[tuple[str, str], ...] | None:
+    """Special tokens as an AdapterRef holds them."""
+    return None if tokens is None else tuple(sorted(tokens.items()))
+
+
 def _as_of(ref: AdapterRef, entry: AdapterEntry) -> AdapterRef:
     """An older version with the adapter's present owner, visibility and weight."""
     if ref is entry.current or ref.version == entry.current.version:
@@ -171,5 +176,6 @@ def _as_of(ref: AdapterRef, entry: AdapterEntry) -> AdapterRef:
         max_rank=ref.max_rank,
         weight=entry.current.weight,
         chat_template=ref.chat_template,
+        template_tokens=ref.template_tokens,
         eos_token_ids=ref.eos_token_ids,
     )

@@ -40,6 +40,8 @@ class AdapterRef:
     weight: float = 1.0
     #: the adapter's own chat template where it differs from the base's
     chat_template: str | None = None
+    #: (name, token) of the special tokens that its chat template names, None: the base's
+    template_tokens: tuple[tuple[str, str], ...] | None = None
     #: the adapter's own end-of-sequence ids where they differ from the base's
     eos_token_ids: tuple[int, ...] | None = None
 

@@ -26,7 +26,7 @@ from loraplex.adapter_format import (
     BaseModelFacts,
     Manifest,
     ManifestFile,
-    adapter_targets,
+    adapter_parts,
 )
 from loraplex.blobs import BlobStore
 from loraplex.status import DataLoss, FailedPrecondition, ResourceExhausted
@@ -180,8 +180,11 @@ class Fetcher:
     def _pack(
         self, ref: AdapterRef, manifest: Manifest, weights: Path, key: str, room: Room
     ) -> Fetched:
-        targets = adapter_targets(manifest.options, weights, self._base, max_rank=self._max_rank)
-        plan = plan_packing(targets, self._layout, ref.digest)
+        # whole modules were held to the registry's own limit
+        parts = adapter_parts(
+            manifest.options, weights, self._base, max_rank=self._max_rank, max_saved_bytes=1 << 62
+        )
+        plan = plan_packing(parts, self._layout, ref.digest)
         span = room.take(plan.num_bytes)
         try:
             view = room.view(span)

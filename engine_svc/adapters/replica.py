@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 
-from engine_svc.names import AdapterEntry, AliasEntry, NameMap, NameMapUpdate
+from engine_svc.names import AdapterEntry, AliasEntry, NameMap, NameMapUpdate, token_pairs
 from engine_svc.types import AdapterRef
 from loraplex.adapter_format import parse_manifest
 from loraplex.registry.v1 import registry_pb2
@@ -93,6 +93,7 @@ class Replica:
             max_rank=version.max_rank,
             weight=adapter.weight or 1.0,
             chat_template=manifest.chat_template,
+            template_tokens=token_pairs(manifest.template_tokens),
             eos_token_ids=manifest.eos_token_ids,
         )
         active = adapter.state == registry_pb2.ADAPTER_STATE_ACTIVE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.engine.v1 import engine_pb2
 
 #: field of SamplingParams → type and meaning of its flag
@@ -46,6 +47,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base-model-confirmed", action="store_true",
         help="the adapters were trained on this base although they name another one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-saved-bytes", type=int, default=MAX_SAVED_BYTES,
+        help="limit of an adapter's whole embeddings and output head",
     )  # fmt: skip
     for name, (kind, meaning) in _SAMPLING.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, dest=name, help=meaning)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from engine_svc.cli import generate_arguments
+from engine_svc.cli import adapter_source, generate_arguments
 from engine_svc.settings import SETTINGS
 from loraplex import exit_codes
 from loraplex.environment import refuse_misspelt
@@ -70,6 +70,39 @@ def _parser() -> argparse.ArgumentParser:
     generate_arguments.add(generate)
     generate.set_defaults(run=_generate)
 
+    merged = commands.add_parser(
+        "merge",
+        allow_abbrev=False,
+        help="write a checkpoint of the base with one adapter folded into its weights",
+    )
+    adapter_source.add_arguments(merged)
+    merged.add_argument("--out", required=True, metavar="DIR", help="a new or an empty folder")
+    merged.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        help="of the weights; auto: the base's; small changes round away in fewer bits than 32",
+    )  # fmt: skip
+    merged.set_defaults(run=_merge)
+
+    compared = commands.add_parser(
+        "diff-logits",
+        allow_abbrev=False,
+        help="compare an adapter's logits with PEFT's on a prompt",
+    )
+    adapter_source.add_arguments(compared)
+    compared.add_argument("--prompt", required=True, help="text that both read")
+    compared.add_argument("--chat", action="store_true", help="the prompt is a user's chat message")
+    compared.add_argument(
+        "--tokens", type=int, default=16, help="greedy tokens of PEFT that are compared too"
+    )
+    compared.add_argument(
+        "--dtype", default="auto", help="what is served in: auto, float32, bfloat16 or float16"
+    )
+    compared.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    compared.add_argument(
+        "--output", choices=("table", "json"), default="table", help="for people or for programs"
+    )
+    compared.set_defaults(run=_diff_logits)
+
     state = commands.add_parser(
         "state", allow_abbrev=False, help="residency, queues and memory of a running engine"
     )
@@ -97,6 +130,18 @@ def _generate(arguments: argparse.Namespace) -> None:
     from engine_svc.cli.generate import generate  # loads torch
 
     generate(arguments)
+
+
+def _diff_logits(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.diff_logits import diff_logits  # loads torch
+
+    diff_logits(arguments)
+
+
+def _merge(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.merge import merge  # loads torch
+
+    merge(arguments)
 
 
 def _state(arguments: argparse.Namespace) -> None:

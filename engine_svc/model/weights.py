@@ -26,6 +26,11 @@ class LayerWeights:
     gate_up: Linear
     down: Linear
 
+    @property
+    def sites(self) -> tuple[Linear, ...]:
+        """In the order of engine_svc.layout.SITES."""
+        return (self.qkv, self.o, self.gate_up, self.down)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
@@ -56,7 +61,7 @@ def load_weights(
         return tensor(name, kept=True)
 
     def fused(layer: int, site: str, has_bias: bool) -> Linear:
-        paths = [module_path(layer, module) for module in SITES[site]]
+        paths = [module_path(layer, name) for name in base.stored_modules(SITES[site])]
         weight = torch.cat([tensor(f"{path}.weight") for path in paths])
         bias = torch.cat([tensor(f"{path}.bias") for path in paths]) if has_bias else None
         return Linear(weight, bias)

@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from loraplex.adapter_format import parse_manifest
 from loraplex.printing import (
     enum_name,
     print_fields,
@@ -20,6 +21,7 @@ from loraplex.printing import (
     to_plain,
 )
 from loraplex.registry.v1 import registry_pb2 as pb
+from registry_svc.cli.chat import chat_fields
 from registry_svc.cli.client import Client, read_labels
 from registry_svc.names import check_name
 
@@ -235,6 +237,7 @@ def _print_adapter(
         fields["weights"] = size(version.weights_bytes)
         files = [f"{file.name} ({size(file.size_bytes)})" for file in version.manifest.files]
         fields["files"] = files
+        fields |= chat_fields(parse_manifest(version.manifest.canonical_json))
     print_fields(fields)
 
 

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from loraplex import exit_codes
+from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.environment import refuse_misspelt
 from loraplex.printing import print_json
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
 from registry_svc.cli.client import ADDRESS_VARIABLE
+from registry_svc.cli.verify import verify as verify_folder
 from registry_svc.settings import OPTIONS, SettingInvalid
 
 _ADAPTER, _TENANT = "the adapter's name", "the tenant's name"
@@ -128,7 +130,7 @@ def _add_version_commands(commands: Any) -> None:
     resolve = _command(commands, "resolve", adapters.resolve, "what a reference means now")
     resolve.add_argument("reference", help="name, alias, name@3 or name@sha256:…")
 
-    verify = _command(commands, "verify", base_models.verify, "check a PEFT folder")
+    verify = _command(commands, "verify", verify_folder, "check a PEFT folder")
     verify.add_argument("folder", help="PEFT folder here")
     verify.add_argument("--base-model", required=True, help="its folder (no server), or its name")
     verify.add_argument("--base-model-name", default="", help="name of the base in that folder")
@@ -139,6 +141,10 @@ def _add_version_commands(commands: Any) -> None:
         help="the adapter was trained on this base model although its config names another",
     )
     verify.add_argument("--max-lora-rank", type=int, default=256, help="default 256")
+    verify.add_argument(
+        "--max-saved-bytes", type=int, default=MAX_SAVED_BYTES,
+        help="limit of whole embeddings and output heads; default 256 MiB",
+    )  # fmt: skip
 
 
 def _add_base_model_commands(commands: Any) -> None:

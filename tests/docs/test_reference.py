@@ -15,6 +15,7 @@ from engine_svc.cli import main as enginectl
 from registry_svc import settings as registry_settings
 from registry_svc.cli import main as registryctl
 from tests.docs.fake_engine import serving
+from tests.support import coverage
 from tools import reference
 from tools.dev.tasks import TARGETS
 
@@ -31,6 +32,12 @@ FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     written = (reference.FOLDER / name).read_text()
     assert written == reference.pages()[name], "run: python -m tools.reference"
+
+
+def test_the_page_on_adapters_holds_the_table_that_the_fidelity_tests_run() -> None:
+    written = coverage.PAGE.read_text()
+    assert written == coverage.page(written), "run: python -m tests.support.coverage"
+    assert all(f"| `{case.option}` | {case.what} |" in written for case in coverage.COVERAGE)
 
 
 def test_the_reference_names_every_setting_metric_and_flag() -> None:

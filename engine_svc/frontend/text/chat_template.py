@@ -22,7 +22,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine_svc.frontend.text.tokenizer import read_json_object, special_token
-from loraplex.adapter_format.tokenizer import MAX_TEMPLATE_BYTES
+from loraplex.adapter_format.tokenizer import MAX_TEMPLATE_BYTES, SPECIAL_TOKENS
 from loraplex.status import InvalidArgument
 
 #: Characters of a template's source; publishing refuses longer ones too.
@@ -31,11 +31,6 @@ TEMPLATE_LIMIT = MAX_TEMPLATE_BYTES
 OUTPUT_LIMIT = 16 * 2**20
 #: Characters of what a template raised that its caller is told: error trailers are small.
 _CAUSE_LIMIT = 500
-#: Special tokens that a template may name.
-_SPECIAL_TOKENS = (
-    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
-)  # fmt: skip
-
 Message = Mapping[str, str]
 
 
@@ -91,7 +86,7 @@ class ChatTemplate:
 def read_special_tokens(model_dir: Path) -> Mapping[str, str]:
     """What templates see as bos_token, eos_token …"""
     config = read_json_object(model_dir / "tokenizer_config.json")
-    found = ((key, special_token(config, key)) for key in _SPECIAL_TOKENS)
+    found = ((key, special_token(config, key)) for key in SPECIAL_TOKENS)
     return {key: token for key, token in found if token is not None}
 
 

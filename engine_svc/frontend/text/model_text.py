@@ -28,6 +28,7 @@ class ModelText:
     special_tokens: Mapping[str, str]
     eos_token_ids: tuple[int, ...]
     context_tokens: int
+    template_source: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -51,6 +52,7 @@ class ModelText:
             tokenizer=tokenizer,
             detokenizer=DetokenizerFactory(tokenizer.backend),
             chat_template=None if source is None else ChatTemplate(source, special_tokens),
+            template_source=source,
             special_tokens=special_tokens,
             eos_token_ids=eos_token_ids,
             context_tokens=min(context_tokens or spec.context_tokens, spec.context_tokens),
