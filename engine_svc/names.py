@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine_svc.types import AdapterRef
-from loraplex.status import NameInvalid, NotFound
+from loraplex.status import NameInvalid, NotFound, Unavailable
 from loraplex.tenants import DEFAULT_TENANT
 
 _MAX_SUGGESTIONS = 3
@@ -62,6 +62,8 @@ class NameMap:
 
     def __init__(self) -> None:
         self.revision = 0
+        #: the registry has been silent for longer than names may be served
+        self.is_stale = False
         self._adapters: dict[str, AdapterEntry] = {}
         #: (name, version) of every version seen, the current ones included
         self._versions: dict[str, dict[int, AdapterRef]] = {}
@@ -107,8 +109,16 @@ class NameMap:
 
         Raises: NameInvalid: nothing after the @. NotFound MODEL_NOT_FOUND or VERSION_NOT_FOUND. An
         adapter that the tenant may not use does not exist for it; suggestions are names that it
-        may use.
+        may use. Unavailable REGISTRY_UNREACHABLE while the names are stale.
         """
+        if self.is_stale:
+            raise Unavailable(
+                "no registry has confirmed the adapters' names for --max-registry-staleness; the "
+                "base model answers on",
+                reason="REGISTRY_UNREACHABLE",
+                metadata={"model": reference},
+                retry_after_s=1.0,
+            )
         name, at, selector = reference.partition("@")
         if at and not selector:
             raise NameInvalid("model", reference, "name, name@3 or name@sha256:… (64 hex digits)")
