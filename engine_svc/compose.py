@@ -33,6 +33,7 @@ from engine_svc.processes.links import FrontendLink, LocalPeer
 from engine_svc.settings import MIN_CHUNK, EngineSettings
 from engine_svc.shares import quota_of
 from engine_svc.types import CoreSnapshot, EngineLimits
+from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.base_folder import find_base_folder, read_base_folder
 from loraplex.status import FailedPrecondition
 from loraplex.tenants import DEFAULT_TENANT
@@ -181,6 +182,7 @@ def open_local_engine(
     *,
     base_model_aliases: Sequence[str] = (),
     base_model_confirmed: bool = False,
+    max_saved_bytes: int = MAX_SAVED_BYTES,
 ) -> LocalEngine:
     """Load a model and adapter folders, each named by its last part; files go to `scratch`.
 
@@ -196,6 +198,6 @@ def open_local_engine(
     for adapter in adapters:
         weights.add(
             adapter.resolve().name, adapter, max_rank=settings.max_lora_rank,
-            base_model_confirmed=base_model_confirmed,
+            base_model_confirmed=base_model_confirmed, max_saved_bytes=max_saved_bytes,
         )  # fmt: skip
     return LocalEngine(settings, build_core(settings, model, weights), weights, text)

@@ -1,26 +1,29 @@
-"""Where an adapter's matrices lie: sites, slices, entries, blocks. Pure; shared by packer, runner
-and kernels' callers.
+"""Where an adapter's matrices lie: sites, slices, entries, blocks. Pure; all sides share it.
 
     site    a fused linear of the base model: qkv, o, gate_up, down (one of each a layer)
-    slice   one target inside a site, or a part of its columns where 16 rows of B would not fit one
-    page
-    entry   (layer, slice) flattened: layer · num_slices + slice; the site table has one cell an
-    entry
+    slice   one target inside a site, or a part of its columns where 16 rows of B would not fit
+            one page
+    entry   (layer, slice) flattened: layer · num_slices + slice; one cell of the site table
     block   up to RANK_BLOCK rows of A or of rank-major B; never straddles a page
+    table   rows of a whole matrix, one a token of the vocabulary, in runs of one page each
+
+Entries and site cells of the layers come first, then those of the output head and the embeddings,
+under the layer number NO_LAYER.
 
 Offsets count OFFSET_UNIT bytes. In a packed file they are relative to the first page image; in the
-site table they
-are absolute from the arena's base: page_ids[relative // page] · page + relative % page. −1 is none.
+site table they are absolute from the arena's base: page_ids[relative // page] · page +
+relative % page. −1 is none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from loraplex.base_model import BaseModelSpec
+from loraplex.base_model import EMBEDDING, HEAD, NO_LAYER, BaseModelSpec
 
 RANK_BLOCK = 16
 OFFSET_UNIT = 16
@@ -33,6 +36,14 @@ SITES: dict[str, tuple[str, ...]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
+
+
+#: sites outside the layers, by index: their one module each
+HEAD_SITE, EMBEDDING_SITE = range(2)
+OUTER_SITES = (HEAD, EMBEDDING)
+
+#: embeddings' Aᵀ [vocab_size, rank]; whole weights [vocab_size, hidden_size] of embeddings and head
+TABLES = ("embedding_a", "embedding_weight", "head_weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +66,24 @@ class Site:
     out_features: int
     first_slice: int
     num_slices: int
+    #: the base's linear has a bias
+    has_bias: bool = False
 
 
 @dataclass(frozen=True)
 class AdapterLayout:
-    """The same for every adapter of one engine; `digest` names packed files."""
+    """The same for every adapter of one engine; `digest` names packed files.
+
+    `outer_sites` and `outer_slices` are those of NO_LAYER; their numbers count from 0 again.
+    """
 
     num_layers: int
     dtype: str
     page_bytes: int
     sites: tuple[Site, ...]
     slices: tuple[Slice, ...]
+    outer_sites: tuple[Site, ...] = ()
+    outer_slices: tuple[Slice, ...] = ()
 
     @property
     def item_bytes(self) -> int:
@@ -73,17 +91,50 @@ class AdapterLayout:
 
     @property
     def num_entries(self) -> int:
-        return self.num_layers * len(self.slices)
+        return self.num_layers * len(self.slices) + len(self.outer_slices)
 
     @property
     def num_site_cells(self) -> int:
-        return self.num_layers * len(self.sites)
+        return self.num_layers * len(self.sites) + len(self.outer_sites)
+
+    @property
+    def embedding_entries(self) -> range:
+        """Entries whose A is the table `embedding_a`, not blocks."""
+        site = self.outer_sites[EMBEDDING_SITE]
+        first = self.entry(NO_LAYER, site.first_slice)
+        return range(first, first + site.num_slices)
 
     def entry(self, layer: int, slice_index: int) -> int:
-        return layer * len(self.slices) + slice_index
+        after = self.num_layers if layer == NO_LAYER else layer
+        return after * len(self.slices) + slice_index
 
     def site_cell(self, layer: int, site_index: int) -> int:
-        return layer * len(self.sites) + site_index
+        after = self.num_layers if layer == NO_LAYER else layer
+        return after * len(self.sites) + site_index
+
+    def site_of_cell(self, cell: int) -> tuple[int, Site]:
+        """(layer or NO_LAYER, site) of a cell."""
+        layer, site_index = divmod(cell, len(self.sites))
+        if layer < self.num_layers:
+            return layer, self.sites[site_index]
+        return NO_LAYER, self.outer_sites[cell - self.num_layers * len(self.sites)]
+
+    def slices_of(self, layer: int, site: Site) -> tuple[Slice, ...]:
+        slices = self.outer_slices if layer == NO_LAYER else self.slices
+        return slices[site.first_slice : site.first_slice + site.num_slices]
+
+    def entries_of(self, layer: int, module: str) -> tuple[tuple[int, Slice], ...]:
+        """The entries of one module, with their slices."""
+        slices = self.outer_slices if layer == NO_LAYER else self.slices
+        return tuple(
+            (self.entry(layer, index), part)
+            for index, part in enumerate(slices)
+            if part.module == module
+        )
+
+    def table_rows_a_page(self, row_items: int) -> int:
+        """Rows of a table in each run but the last; 0 when a row is larger than a page."""
+        return self.page_bytes // (row_items * self.item_bytes)
 
     @cached_property
     def digest(self) -> str:
@@ -112,9 +163,20 @@ def adapter_layout(base: BaseModelSpec, page_size: int, dtype: str) -> AdapterLa
     """Layout for one base model and page size. `page_size` must be ≥ `smallest_page_size`."""
     page_bytes = kv_page_bytes(base, page_size, dtype)
     max_cols = page_bytes // (RANK_BLOCK * DTYPE_BYTES[dtype]) // OFFSET_UNIT * OFFSET_UNIT
+    sites, slices = _sites(base, SITES, max_cols)
+    outer = {module: (module,) for module in OUTER_SITES}
+    outer_sites, outer_slices = _sites(base, outer, max_cols)
+    return AdapterLayout(
+        base.num_layers, dtype, page_bytes, sites, slices, outer_sites, outer_slices
+    )
+
+
+def _sites(
+    base: BaseModelSpec, modules_of: Mapping[str, tuple[str, ...]], max_cols: int
+) -> tuple[tuple[Site, ...], tuple[Slice, ...]]:
     sites: list[Site] = []
     slices: list[Slice] = []
-    for site_index, (name, modules) in enumerate(SITES.items()):
+    for site_index, (name, modules) in enumerate(modules_of.items()):
         first, col0 = len(slices), 0
         in_features = base.module_shape(modules[0])[0]
         for module in modules:
@@ -123,5 +185,7 @@ def adapter_layout(base: BaseModelSpec, page_size: int, dtype: str) -> AdapterLa
                 cols = min(max_cols, out_features - start)
                 slices.append(Slice(module, site_index, col0 + start, cols, start, in_features))
             col0 += out_features
-        sites.append(Site(name, in_features, col0, first, len(slices) - first))
-    return AdapterLayout(base.num_layers, dtype, page_bytes, tuple(sites), tuple(slices))
+        has_bias = base.module_bias(modules[0])
+        num_slices = len(slices) - first
+        sites.append(Site(name, in_features, col0, first, num_slices, has_bias))
+    return tuple(sites), tuple(slices)

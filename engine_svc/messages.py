@@ -139,6 +139,13 @@ class NamesChanged:
     update: NameMapUpdate
 
 
+@dataclass(frozen=True, slots=True)
+class NamesStale:
+    """Whether the registry has been silent for too long to serve adapters by its names."""
+
+    is_stale: bool
+
+
 # ---- supervisor ⇄ child
 
 

@@ -7,11 +7,11 @@ to a `NameMap` of its own, so resolving costs no call. Pure: no clock, no networ
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine_svc.types import AdapterRef
-from loraplex.status import NotFound
+from loraplex.status import NameInvalid, NotFound, Unavailable
 from loraplex.tenants import DEFAULT_TENANT
 
 _MAX_SUGGESTIONS = 3
@@ -73,6 +73,8 @@ class NameMap:
 
     def __init__(self) -> None:
         self.revision = 0
+        #: the registry has been silent for longer than names may be served
+        self.is_stale = False
         self._adapters: dict[str, AdapterEntry] = {}
         #: (name, version) of every version seen, the current ones included
         self._versions: dict[str, dict[int, AdapterRef]] = {}
@@ -120,10 +122,21 @@ class NameMap:
     def resolve(self, reference: str, tenant: str) -> AdapterRef:
         """The version that `name`, an alias, `name@3` or `name@sha256:…` means to `tenant`.
 
-        Raises: NotFound MODEL_NOT_FOUND or VERSION_NOT_FOUND. An adapter that the tenant may not
-        use does not exist for it; suggestions are names that it may use.
+        Raises: NameInvalid: nothing after the @. NotFound MODEL_NOT_FOUND or VERSION_NOT_FOUND. An
+        adapter that the tenant may not use does not exist for it; suggestions are names that it
+        may use. Unavailable REGISTRY_UNREACHABLE while the names are stale.
         """
-        name, _, selector = reference.partition("@")
+        if self.is_stale:
+            raise Unavailable(
+                "no registry has confirmed the adapters' names for --max-registry-staleness; the "
+                "base model answers on",
+                reason="REGISTRY_UNREACHABLE",
+                metadata={"model": reference},
+                retry_after_s=1.0,
+            )
+        name, at, selector = reference.partition("@")
+        if at and not selector:
+            raise NameInvalid("model", reference, "name, name@3 or name@sha256:… (64 hex digits)")
         alias = self._aliases.get(name)
         entry = self._adapters.get(alias.adapter if alias is not None else name)
         if entry is None or not entry.active or not _may_use(entry, tenant):
@@ -184,6 +197,11 @@ def _may_use(entry: AdapterEntry, tenant: str) -> bool:
     return entry.public or (entry.tenant or DEFAULT_TENANT) == (tenant or DEFAULT_TENANT)
 
 
+def token_pairs(tokens: Mapping[str, str] | None) -> tuple[tuple[str, str], ...] | None:
+    """Special tokens as an AdapterRef holds them."""
+    return None if tokens is None else tuple(sorted(tokens.items()))
+
+
 def _as_of(ref: AdapterRef, entry: AdapterEntry) -> AdapterRef:
     """An older version with the adapter's present owner, visibility and weight."""
     if ref is entry.current or ref.version == entry.current.version:
@@ -197,5 +215,6 @@ def _as_of(ref: AdapterRef, entry: AdapterEntry) -> AdapterRef:
         max_rank=ref.max_rank,
         weight=entry.current.weight,
         chat_template=ref.chat_template,
+        template_tokens=ref.template_tokens,
         eos_token_ids=ref.eos_token_ids,
     )

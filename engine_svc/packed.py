@@ -16,9 +16,13 @@ adapter:
     b_off  int64[E, RB]  block of B, rank-major: [rows, num_cols]
     g_off  int64[F]      per-row gain g of a site, [out_features] fp32; −1 = none (all ones)
     c_off  int64[F]      per-row constant c, [out_features] fp32; −1 = none (all zeros)
+    <table>_off  int64[run]  runs of rows of layout.TABLES, row-major; no runs = no such table
+    raw    int32[E]      what the base's weights must complete once the images lie in the arena:
+                         RAW_MAGNITUDE: g holds DoRA's magnitude here, and B is not yet g ⊙ B;
+                         RAW_BIAS: c holds a bias here that takes the place of the base's
 
 Offsets count OFFSET_UNIT bytes from the first page image. The epilogue is y ← g ⊙ y + c + Σ_block
-scale · (x·Aᵀ)·B.
+scale · (x·Aᵀ)·B. Where a slice has RAW_MAGNITUDE and the base's site has a bias, c is there too.
 """
 
 from __future__ import annotations
@@ -32,11 +36,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, AdapterLayout
+from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, TABLES, AdapterLayout
 
 MAGIC = b"LPXPACK1"
 IMAGE_ALIGN = 4096
 ARRAY_ALIGN = 64
+RAW_MAGNITUDE, RAW_BIAS = 1, 2
 _PREFIX = struct.Struct("<8sI")
 _ARRAY_DTYPES = frozenset({"<i4", "<f4", "<i8"})
 
@@ -125,8 +130,12 @@ def check_packed(buffer: memoryview, header: PackedHeader, layout: AdapterLayout
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {
         "rank": ("<i4", (entries,)), "scale": ("<f4", (entries,)),
         "a_off": ("<i8", (entries, blocks)), "b_off": ("<i8", (entries, blocks)),
-        "g_off": ("<i8", (cells,)), "c_off": ("<i8", (cells,)),
+        "g_off": ("<i8", (cells,)), "c_off": ("<i8", (cells,)), "raw": ("<i4", (entries,)),
     }  # fmt: skip
+    for name in TABLES:
+        table = header.arrays.get(f"{name}_off")
+        runs = 0 if table is None or table.ndim != 1 else table.shape[0]
+        shapes[f"{name}_off"] = ("<i8", (runs,))
     units = header.num_pages * layout.page_bytes // OFFSET_UNIT
     for name, (dtype, shape) in shapes.items():
         array = header.arrays.get(name)

@@ -50,6 +50,10 @@ class EngineSettings:
         "", "the base model's name at the registry and for clients; empty: the folder's name"
     )
     registry_address: str = _setting("127.0.0.1:50051", "host:port of the registry")
+    max_registry_staleness: float = _setting(
+        3600.0, "seconds for which adapters are served while no registry answers; 0: no limit",
+        low=0.0, high=2**31,
+    )  # fmt: skip
     blob_store: str = _setting(
         "", "file:///dir or s3://bucket/prefix; empty: that of a registry started in this folder"
     )

@@ -11,6 +11,7 @@ import grpc
 
 from loraplex.status import Internal, LoraplexError, to_grpc
 from loraplex.tenants import TENANT_METADATA
+from loraplex.undecodable import Undecodable, telling
 from registry_svc.metrics import Metrics
 
 LOG = logging.getLogger("registry_svc")
@@ -30,11 +31,10 @@ class CallInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         if handler is None or not details.method.startswith(_SERVICE):
             return handler
         method = details.method.removeprefix(_SERVICE)
+        decode = telling(handler.request_deserializer)
         if handler.response_streaming:
             inner = self._streaming(method, handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(
-                inner, handler.request_deserializer, handler.response_serializer
-            )
+            return grpc.unary_stream_rpc_method_handler(inner, decode, handler.response_serializer)
         unary = handler.stream_unary if handler.request_streaming else handler.unary_unary
         make = (
             grpc.stream_unary_rpc_method_handler
@@ -42,13 +42,13 @@ class CallInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
             else grpc.unary_unary_rpc_method_handler
         )
         inner = self._unary(method, unary)
-        return make(inner, handler.request_deserializer, handler.response_serializer)
+        return make(inner, decode, handler.response_serializer)
 
     def _unary(self, method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         def call(request: Any, context: Any) -> Any:
             record = _Record(method, request, context, self._metrics)
             try:
-                response = behaviour(request, context)
+                response = behaviour(_checked(request), context)
             except Exception as error:
                 record.fail(error)
             record.end("OK")
@@ -62,7 +62,7 @@ class CallInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         def call(request: Any, context: Any) -> Iterator[Any]:
             record = _Record(method, request, context, self._metrics)
             try:
-                yield from behaviour(request, context)
+                yield from behaviour(_checked(request), context)
             except GeneratorExit:
                 record.end("CANCELLED")
                 raise
@@ -71,6 +71,13 @@ class CallInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
             record.end("OK" if context.is_active() else "CANCELLED")
 
         return call
+
+
+def _checked(request: Any) -> Any:
+    """The request, or the stream of them. Raises: FieldInvalid: bytes that are none."""
+    if isinstance(request, Undecodable):
+        raise request.refusal()
+    return request
 
 
 class _Record:

@@ -30,11 +30,17 @@ def alembic_config() -> Config:
 
 
 def migrate(database: Database) -> None:
-    """Run the migrations that the database lacks; two at once run one after the other."""
+    """Run the migrations that the database lacks; two at once run one after the other.
+
+    Raises: FailedPrecondition DATABASE_NOT_MIGRATED: a newer build migrated it.
+    """
     config = alembic_config()
     with database.connect() as connection, connection.begin():
         if connection.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+        found = MigrationContext.configure(connection).get_current_revision()
+        if not _is_known(found):
+            raise _not_migrated(database, found)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
@@ -48,16 +54,10 @@ def unmigrate(database: Database) -> None:
 
 
 def require_migrated(database: Database) -> None:
-    """Raises: FailedPrecondition DATABASE_NOT_MIGRATED, with the command that mends it."""
-    found, wanted = current_revision(database), head_revision()
-    if found == wanted:
-        return
-    raise FailedPrecondition(
-        f"database {database.shown_url} is at migration {found or 'none'}, this build needs"
-        f" {wanted}; run: registryctl migrate --database-url URL",
-        reason="DATABASE_NOT_MIGRATED",
-        metadata={"found": found or "", "needed": wanted},
-    )
+    """Raises: FailedPrecondition DATABASE_NOT_MIGRATED, with what mends it."""
+    found = current_revision(database)
+    if found != head_revision():
+        raise _not_migrated(database, found)
 
 
 def current_revision(database: Database) -> str | None:
@@ -75,3 +75,22 @@ def is_empty(database: Database) -> bool:
     """Whether the database has no table at all."""
     with database.connect() as connection:
         return not inspect(connection).get_table_names()
+
+
+def _not_migrated(database: Database, found: str | None) -> FailedPrecondition:
+    remedy = "run: registryctl migrate --database-url URL"
+    if not _is_known(found):
+        remedy = "a newer build migrated it: run that build, or a later one"
+    wanted = head_revision()
+    return FailedPrecondition(
+        f"database {database.shown_url} is at migration {found or 'none'}, this build needs"
+        f" {wanted}; {remedy}",
+        reason="DATABASE_NOT_MIGRATED",
+        metadata={"found": found or "", "needed": wanted},
+    )
+
+
+def _is_known(revision: str | None) -> bool:
+    """Whether this build has that migration; one that it lacks is a newer build's."""
+    scripts = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    return revision is None or revision in {script.revision for script in scripts}

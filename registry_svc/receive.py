@@ -9,6 +9,7 @@ from typing import Any
 
 from loraplex.registry.v1 import registry_pb2 as pb
 from loraplex.status import FieldInvalid
+from loraplex.undecodable import Undecodable
 
 MAX_CONTENT_BYTES = 1024 * 1024
 
@@ -34,14 +35,17 @@ class BlobReader:
         self._stop_timer()
 
     def next_message(self) -> Any | None:
-        """The next message, None at the end."""
+        """The next message, None at the end. Raises: FieldInvalid: bytes that are no message."""
         self._timer = threading.Timer(self._idle_s, self._context.cancel)
         self._timer.daemon = True
         self._timer.start()
         try:
-            return next(self._requests, None)
+            message = next(self._requests, None)
         finally:
             self._stop_timer()
+        if isinstance(message, Undecodable):
+            raise message.refusal()
+        return message
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes of what has come; empty at the end of the stream."""

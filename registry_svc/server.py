@@ -106,6 +106,7 @@ class RegistryServer:
             scratch_dir=Path(settings.scratch_dir),
             max_adapter_bytes=settings.max_adapter_bytes,
             max_lora_rank=settings.max_lora_rank,
+            max_saved_bytes=settings.max_saved_bytes,
         )
         services = Services(
             base_models=BaseModels(self._database),

@@ -50,6 +50,7 @@ class Settings:
     max_watchers: int
     max_adapter_bytes: int
     max_lora_rank: int
+    max_saved_bytes: int
     upload_ttl_seconds: float
     adapter_drain_seconds: float
     gc_interval_seconds: float
@@ -153,6 +154,8 @@ OPTIONS = (
     Option("max_adapter_bytes", str(4 << 30), "largest adapter, all files together",
            _whole(1, 1 << 50)),
     Option("max_lora_rank", "256", "largest rank that is published", _whole(1, 256)),
+    Option("max_saved_bytes", str(256 << 20), "whole embeddings and output heads of an adapter,"
+           " in bytes", _whole(0, 1 << 50)),
     Option("upload_ttl_seconds", "3600", "life of an upload after its last blob",
            _seconds(1, 7 * 86400)),
     Option("adapter_drain_seconds", "30", "drain of an unregistered adapter where the call names"

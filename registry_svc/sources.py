@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from loraplex.adapter_format import AdapterFolder, read_folder
 from loraplex.adapter_format.manifest import is_file_name
-from loraplex.blobs import CHUNK_BYTES
+from loraplex.blob_content import CHUNK_BYTES
 from loraplex.status import FieldInvalid, InvalidArgument, NotFound, ResourceExhausted
 
 MAX_OBJECTS = 10_000
@@ -102,7 +102,7 @@ class Sources:
                 reason="SOURCE_NOT_ALLOWED",
                 metadata={"field": "source_uri", "value": uri[:200]},
             )
-        folder = read_folder(real)
+        folder = read_folder(real, uri)
         check_total(sum(file.size_bytes for file in folder.stored), max_bytes)
         copies = {}
         for file in folder.stored:
@@ -122,7 +122,7 @@ class Sources:
             sizes, folders = _list_objects(client, at)
             if not sizes and not folders:
                 raise source_not_found(uri)
-            folder, odd = _classify(sizes, folders, scratch)
+            folder, odd = _classify(uri, sizes, folders, scratch)
             check_total(sum(file.size_bytes for file in folder.stored), max_bytes)
             copies = {}
             for file in folder.stored:
@@ -203,7 +203,7 @@ def _list_objects(client: Any, at: Location) -> tuple[dict[str, int], list[str]]
 
 
 def _classify(
-    sizes: Mapping[str, int], folders: list[str], scratch: Path
+    uri: str, sizes: Mapping[str, int], folders: list[str], scratch: Path
 ) -> tuple[AdapterFolder, tuple[str, ...]]:
     """What of an object listing is stored, by the rule for folders: names and sizes decide, so an
     empty file of the right length stands for each object."""
@@ -216,7 +216,7 @@ def _classify(
             continue
         with (outline / name).open("wb") as stand_in:
             stand_in.truncate(size)
-    return read_folder(outline), tuple(odd)
+    return read_folder(outline, uri), tuple(odd)
 
 
 def _reasons(folder: AdapterFolder) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from loraplex.adapter_format import (
     BaseModelFacts,
     Manifest,
     ManifestFile,
-    adapter_targets,
+    adapter_parts,
 )
 from loraplex.blobs import BlobStore
 from loraplex.status import DataLoss, FailedPrecondition, ResourceExhausted
@@ -146,7 +146,23 @@ class Fetcher:
     def _download(
         self, file: ManifestFile, path: Path, stream: BinaryIO, is_wanted: Callable[[], bool]
     ) -> bool:
-        """Whether the blob arrived with the right digest."""
+        """Whether the blob arrived with the right digest. On a full disk cached adapters give way.
+
+        Raises: ResourceExhausted DISK_FULL.
+        """
+        try:
+            return self._try_download(file, path, stream, is_wanted)
+        except ResourceExhausted:
+            if not self._disk.reclaim(file.size_bytes):
+                raise
+        with disk_errors(path):
+            stream.seek(0)
+            stream.truncate()
+        return self._try_download(file, path, stream, is_wanted)
+
+    def _try_download(
+        self, file: ManifestFile, path: Path, stream: BinaryIO, is_wanted: Callable[[], bool]
+    ) -> bool:
         digest, size = hashlib.sha256(), 0
         for chunk in self._store.chunks(file.sha256):
             if not is_wanted():
@@ -164,8 +180,11 @@ class Fetcher:
     def _pack(
         self, ref: AdapterRef, manifest: Manifest, weights: Path, key: str, room: Room
     ) -> Fetched:
-        targets = adapter_targets(manifest.options, weights, self._base, max_rank=self._max_rank)
-        plan = plan_packing(targets, self._layout, ref.digest)
+        # whole modules were held to the registry's own limit
+        parts = adapter_parts(
+            manifest.options, weights, self._base, max_rank=self._max_rank, max_saved_bytes=1 << 62
+        )
+        plan = plan_packing(parts, self._layout, ref.digest)
         span = room.take(plan.num_bytes)
         try:
             view = room.view(span)

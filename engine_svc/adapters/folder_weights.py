@@ -11,9 +11,15 @@ from pathlib import Path
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.adapters.packer import plan_packing, write_packed
 from engine_svc.layout import AdapterLayout
-from engine_svc.names import AdapterEntry, NameMap, NameMapUpdate
+from engine_svc.names import AdapterEntry, NameMap, NameMapUpdate, token_pairs
 from engine_svc.types import AdapterRef, Failure, WeightsFailed, WeightsReady
-from loraplex.adapter_format import WEIGHTS_FILE, BaseModelFacts, check_adapter, read_folder
+from loraplex.adapter_format import (
+    MAX_SAVED_BYTES,
+    WEIGHTS_FILE,
+    BaseModelFacts,
+    check_adapter,
+    read_folder,
+)
 from loraplex.status import NameInvalid, ResourceExhausted
 
 
@@ -27,7 +33,13 @@ class FolderWeights:
         self.names = NameMap()
 
     def add(
-        self, name: str, folder: Path, *, max_rank: int = 256, base_model_confirmed: bool = False
+        self,
+        name: str,
+        folder: Path,
+        *,
+        max_rank: int = 256,
+        base_model_confirmed: bool = False,
+        max_saved_bytes: int = MAX_SAVED_BYTES,
     ) -> AdapterRef:
         """Check and pack a folder; `names` then resolves it for every tenant.
 
@@ -37,11 +49,12 @@ class FolderWeights:
             raise NameInvalid("adapter", name, "a name that nothing else has")
         files = read_folder(folder).files
         checked = check_adapter(
-            files, self._base, max_rank=max_rank, base_model_confirmed=base_model_confirmed
-        )
+            files, self._base, max_rank=max_rank, base_model_confirmed=base_model_confirmed,
+            max_saved_bytes=max_saved_bytes,
+        )  # fmt: skip
         digest = checked.manifest.digest
         if digest not in self._ready:
-            plan = plan_packing(checked.spec.targets, self._layout, digest)
+            plan = plan_packing(checked.spec.parts, self._layout, digest)
             span = self._region.try_take(plan.num_bytes)
             if span is None:
                 raise ResourceExhausted(
@@ -60,6 +73,7 @@ class FolderWeights:
             public=True,
             max_rank=checked.spec.max_rank,
             chat_template=checked.spec.chat_template,
+            template_tokens=token_pairs(checked.spec.template_tokens),
             eos_token_ids=checked.spec.eos_token_ids,
         )
         entry = AdapterEntry(name, "", public=True, active=True, current=ref)

@@ -6,7 +6,14 @@ import logging
 import threading
 from collections import OrderedDict
 
-from engine_svc.names import AdapterEntry, AliasEntry, NameMap, NameMapUpdate, TenantEntry
+from engine_svc.names import (
+    AdapterEntry,
+    AliasEntry,
+    NameMap,
+    NameMapUpdate,
+    TenantEntry,
+    token_pairs,
+)
 from engine_svc.types import AdapterRef
 from loraplex.adapter_format import parse_manifest
 from loraplex.registry.v1 import registry_pb2
@@ -96,6 +103,7 @@ class Replica:
             max_rank=version.max_rank,
             weight=_weight(adapter.weight, adapter.name),
             chat_template=manifest.chat_template,
+            template_tokens=token_pairs(manifest.template_tokens),
             eos_token_ids=manifest.eos_token_ids,
         )
         active = adapter.state == registry_pb2.ADAPTER_STATE_ACTIVE

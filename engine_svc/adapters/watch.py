@@ -303,7 +303,9 @@ class _SilenceGuard:
 
 def _named(error: LoraplexError, address: str) -> LoraplexError:
     """Transport errors as REGISTRY_UNREACHABLE, the registry's own as they are."""
-    transport = error.reason in ("INVARIANT", "DRAINING", "CANCELLED", "DEADLINE_EXCEEDED")
+    transport = error.reason in (
+        "TRANSPORT", "INVARIANT", "DRAINING", "CANCELLED", "DEADLINE_EXCEEDED",
+    )  # fmt: skip
     return _unreachable(address, error.message) if transport else error
 
 

@@ -36,6 +36,7 @@ def generate(arguments: argparse.Namespace) -> None:
             Path(scratch),
             base_model_aliases=arguments.base_model_alias,
             base_model_confirmed=arguments.base_model_confirmed,
+            max_saved_bytes=arguments.max_saved_bytes,
         )
         asyncio.run(_answer(engine, arguments))
 

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 
 import grpc
 
-from engine_svc.cli import generate_arguments
+from engine_svc.cli import adapter_source, generate_arguments
+from engine_svc.settings import SETTINGS
 from loraplex import exit_codes
-from loraplex.status import LoraplexError, from_rpc_error
+from loraplex.environment import refuse_misspelt
+from loraplex.status import LoraplexError, from_rpc_error, was_answered
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
+ADDRESS_VARIABLE = "LORAPLEX_ENGINE_ADDRESS"
 _EPILOG = """exit codes:
   0 done    1 internal error    2 bad argument    3 not found    4 refused
   6 not reachable, or no answer in time    7 not allowed    8 a limit is reached
@@ -24,8 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status by cause (loraplex/exit_codes.py); an error is one line."""
     arguments = _parser().parse_args(argv)
     try:
+        refuse_misspelt(os.environ, ADDRESS_VARIABLE, (setting.env for setting in SETTINGS))
         arguments.run(arguments)
     except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not was_answered(error):
+            print(
+                f"enginectl: UNAVAILABLE: no engine answers at {arguments.address}"
+                f" ({error.details()}); set --address or {ADDRESS_VARIABLE}",
+                file=sys.stderr,
+            )
+            return exit_codes.exit_code(error.code())
         return _told(from_rpc_error(error))
     except LoraplexError as error:
         return _told(error)
@@ -59,6 +70,39 @@ def _parser() -> argparse.ArgumentParser:
     generate_arguments.add(generate)
     generate.set_defaults(run=_generate)
 
+    merged = commands.add_parser(
+        "merge",
+        allow_abbrev=False,
+        help="write a checkpoint of the base with one adapter folded into its weights",
+    )
+    adapter_source.add_arguments(merged)
+    merged.add_argument("--out", required=True, metavar="DIR", help="a new or an empty folder")
+    merged.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        help="of the weights; auto: the base's; small changes round away in fewer bits than 32",
+    )  # fmt: skip
+    merged.set_defaults(run=_merge)
+
+    compared = commands.add_parser(
+        "diff-logits",
+        allow_abbrev=False,
+        help="compare an adapter's logits with PEFT's on a prompt",
+    )
+    adapter_source.add_arguments(compared)
+    compared.add_argument("--prompt", required=True, help="text that both read")
+    compared.add_argument("--chat", action="store_true", help="the prompt is a user's chat message")
+    compared.add_argument(
+        "--tokens", type=int, default=16, help="greedy tokens of PEFT that are compared too"
+    )
+    compared.add_argument(
+        "--dtype", default="auto", help="what is served in: auto, float32, bfloat16 or float16"
+    )
+    compared.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    compared.add_argument(
+        "--output", choices=("table", "json"), default="table", help="for people or for programs"
+    )
+    compared.set_defaults(run=_diff_logits)
+
     state = commands.add_parser(
         "state", allow_abbrev=False, help="residency, queues and memory of a running engine"
     )
@@ -83,20 +127,32 @@ def _parser() -> argparse.ArgumentParser:
     for remote in (state, models, top, explain):
         remote.add_argument(
             "--address",
-            default=os.environ.get("LORAPLEX_ENGINE_ADDRESS", DEFAULT_ADDRESS),
-            help="host:port of the engine [LORAPLEX_ENGINE_ADDRESS]",
+            default=os.environ.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS),
+            help=f"host:port of the engine [{ADDRESS_VARIABLE}]",
         )
         remote.add_argument("--timeout", type=float, default=10.0, help="seconds; default 10")
     return parser
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    from engine_svc.processes.supervised import quiet_threads
+    from engine_svc.processes.threads import quiet_threads
 
     os.environ.update(quiet_threads(os.environ))
     from engine_svc.cli.generate import generate  # loads torch
 
     generate(arguments)
+
+
+def _diff_logits(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.diff_logits import diff_logits  # loads torch
+
+    diff_logits(arguments)
+
+
+def _merge(arguments: argparse.Namespace) -> None:
+    from engine_svc.cli.merge import merge  # loads torch
+
+    merge(arguments)
 
 
 def _state(arguments: argparse.Namespace) -> None:

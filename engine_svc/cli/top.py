@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from engine_svc.cli.table import size, table
 from loraplex.channel import insecure_channel
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
+from loraplex.printing import size, table_text
 
 #: cursor home, erase to the end of the screen
 _CLEAR = "\x1b[H\x1b[J"
@@ -63,7 +63,9 @@ def screen(state: engine_pb2.EngineState, max_rows: int) -> str:
     ]
     if state.turns:
         columns = ("turn", "service", "quantum", "steps", "max steps", "closing")
-        parts.append(table(columns, [_turn_row(turn, state.base_model) for turn in state.turns]))
+        parts.append(
+            table_text(columns, [_turn_row(turn, state.base_model) for turn in state.turns])
+        )
     if state.flows:
         flows = sorted(state.flows, key=_order)
         header = (
@@ -71,7 +73,7 @@ def screen(state: engine_pb2.EngineState, max_rows: int) -> str:
             "running", "paused", "counter", "lag", "weight",
         )  # fmt: skip
         rows = [_flow_row(flow, state.base_model) for flow in flows[:max_rows]]
-        parts.append(table(header, rows))
+        parts.append(table_text(header, rows))
         if len(flows) > max_rows:
             parts.append(f"… and {len(flows) - max_rows} flows more")
     return "\n\n".join(parts)

@@ -114,7 +114,7 @@ def admit(books: Books, request: Request, now: float) -> LiveRequest:
     lane.put(sequence, SequenceState.WAITING)
     if flow.line < 0 and not (flow.num_running and lane.digest in books.turns):
         books.line_up(flow, now)
-    books.outbox.admitted(request.request_id)
+    books.outputs.admitted(request.request_id)
     return live
 
 

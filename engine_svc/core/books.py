@@ -12,7 +12,7 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.limits import resolved_quantum
 from engine_svc.core.memory import Memory
-from engine_svc.core.outputs import Outbox
+from engine_svc.core.outputs import Outputs
 from engine_svc.core.queue import Queue
 from engine_svc.core.rates import Rates
 from engine_svc.core.ring import Ring
@@ -33,7 +33,7 @@ class Books:
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
         self.memory = Memory(limits)
-        self.outbox = Outbox()
+        self.outputs = Outputs()
         self.requests: OrderedDict[str, LiveRequest] = OrderedDict()
         self.lanes: dict[str, Lane] = {}
         self.ledger = Ledger(limits.batch_grant_every)
@@ -93,7 +93,7 @@ class Books:
                 self.end_sequence(sequence)
         live.ended = True
         del self.requests[live.request.request_id]
-        self.outbox.ended(live, failure)
+        self.outputs.ended(live, failure)
         self._tidy(live.sequences[0].flow)
 
     def end_sequence(self, sequence: Sequence) -> None:

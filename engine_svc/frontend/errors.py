@@ -11,6 +11,7 @@ import grpc
 
 from engine_svc.log import Log
 from loraplex.status import Internal, LoraplexError, to_grpc
+from loraplex.undecodable import Undecodable
 
 
 class HasLog(Protocol):
@@ -28,6 +29,8 @@ def mapped(method: Handler) -> Handler:
     @functools.wraps(method)
     async def wrapper(self: HasLog, request: Any, context: Any) -> Any:
         try:
+            if isinstance(request, Undecodable):
+                raise request.refusal()
             return await method(self, request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -80,10 +80,8 @@ class PromptReader:
         self._check_size("chat", size)
         messages = _messages(chat)
         opens = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-        if adapter is not None and adapter.chat_template is not None:
-            return await self._templates.render(
-                adapter.chat_template, self._text.special_tokens, messages, opens
-            )
+        if adapter is not None and (own := self._own_template(adapter)) is not None:
+            return await self._templates.render(*own, messages, opens)
         template = self._text.chat_template
         if template is None:
             raise ChatTemplateFailed(
@@ -91,6 +89,18 @@ class PromptReader:
                 metadata={"field": "chat"},
             )
         return await self._run(size, lambda: template.render(messages, opens))
+
+    def _own_template(self, adapter: AdapterRef) -> tuple[str, Mapping[str, str]] | None:
+        """Source and special tokens where either is not the base's."""
+        base, own = self._text.special_tokens, adapter.template_tokens
+        tokens = base if own is None else dict(own)
+        if adapter.chat_template is not None:
+            return adapter.chat_template, tokens
+        source = self._text.template_source
+        if own is None or source is None:
+            return None
+        named = {name: token for name, token in base.items() if name in source}
+        return None if tokens == named else (source, tokens)
 
     def _check_size(self, field: str, num_characters: int) -> None:
         limit = _CHARACTERS_A_TOKEN * self._text.context_tokens

@@ -134,7 +134,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
 
 def _tenant(context: Any) -> str:
-    return tenant_of(dict(context.invocation_metadata() or ()))
+    return tenant_of(context.invocation_metadata())
 
 
 def _draining(message: str) -> Unavailable:

@@ -10,6 +10,7 @@ import torch
 
 from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smallest_page_size
 from engine_svc.model.arena import Arena
+from engine_svc.model.completion import Completion
 from engine_svc.model.forward_plan import ForwardPlanner
 from engine_svc.model.llama import Llama
 from engine_svc.model.lora import KernelLora, StepLora
@@ -18,6 +19,7 @@ from engine_svc.model.runner import ModelRunner
 from engine_svc.model.seats import SeatState
 from engine_svc.model.site_table import SiteTableRows
 from engine_svc.model.slot_writer import ArenaSlotWriter
+from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.model.weights import load_weights
 from loraplex.base_model import BaseModelSpec, parse_config_json
 from loraplex.status import BaseModelUnsupported, FieldInvalid
@@ -84,14 +86,19 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     if device.type == "cpu" and dtype == torch.float32:
         lora = ViewLora(arena.numbers, layout, options.max_slots)
     else:
-        lora = KernelLora(rows, layout, options.max_num_batched_tokens, options.max_slots)
+        lora = KernelLora(
+            rows, layout, max(options.max_num_batched_tokens, options.max_num_seqs),
+            options.max_slots,
+        )  # fmt: skip
     seats = SeatState(options.max_num_seqs, base.vocab_size, device)
-    model = Llama(base, weights, arena, lora, context_tokens)
+    vocabulary = AdapterVocabulary(arena.numbers, layout, base.vocab_size, lora, options.max_slots)
+    model = Llama(base, weights, arena, lora, vocabulary, context_tokens)
     host_region = Path(options.host_region_path)
-    slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank)
+    completion = Completion(weights, arena, layout)
+    slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank, completion)
     planner = ForwardPlanner(base, arena)
     return LoadedModel(
-        runner=ModelRunner(model, arena, planner, rows, lora, slot_writer, seats),
+        runner=ModelRunner(model, arena, planner, rows, lora, vocabulary, slot_writer, seats),
         slot_writer=slot_writer,
         base=base,
         layout=layout,

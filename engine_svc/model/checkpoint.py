@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine_svc.layout import SITES
 from loraplex.base_model import BaseModelSpec, module_path
 from loraplex.status import BaseModelUnsupported
 
@@ -42,7 +43,9 @@ def expected_shapes(base: BaseModelSpec) -> dict[str, tuple[int, ...]]:
         if base.qk_norm:
             shapes[f"{prefix}.self_attn.q_norm.weight"] = (base.head_dim,)
             shapes[f"{prefix}.self_attn.k_norm.weight"] = (base.head_dim,)
-        for module, has_bias in biased.items():
+        stored = [name for modules in SITES.values() for name in base.stored_modules(modules)]
+        for module in stored:
+            has_bias = biased.get(module, False)
             in_features, out_features = base.module_shape(module)
             shapes[f"{module_path(layer, module)}.weight"] = (out_features, in_features)
             if has_bias:
@@ -62,6 +65,8 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
         self._file_of = self._locate()
         expected = expected_shapes(base)
+        #: of every tensor that the model uses
+        self.names = tuple(expected)
         found = {name for name in self._file_of if not _DERIVED.search(name)}
         if base.tied_embeddings:
             found.discard("lm_head.weight")
@@ -77,6 +82,10 @@ class Checkpoint:
         allows."""
         tensor: torch.Tensor = self._file(self._file_of[name]).get_tensor(name)
         return tensor
+
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds a tensor."""
+        return self._file_of[name]
 
     def _slice(self, name: str) -> Any:
         return self._file(self._file_of[name]).get_slice(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -127,15 +127,25 @@ class ForwardPlanner:
         return mask.to(self._device)
 
 
+def sampled_segments(chunks: Sequence[Chunk]) -> tuple[tuple[int, int, int], ...]:
+    """(first_row, num_rows, slot) of the rows that sample: one for each seat of a chunk."""
+    return _grouped((len(chunk.sample_seats), chunk.slot) for chunk in chunks)
+
+
 def _segments(chunks: Sequence[Chunk]) -> tuple[tuple[int, int, int], ...]:
+    return _grouped((chunk.num_tokens, chunk.slot) for chunk in chunks)
+
+
+def _grouped(counts: Iterable[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """Runs of equal slots as segments, from (rows, slot) of each chunk."""
     segments: list[tuple[int, int, int]] = []
     first = 0
-    for chunk in chunks:
-        if segments and segments[-1][2] == chunk.slot:
-            begin, rows, slot = segments.pop()
-            segments.append((begin, rows + chunk.num_tokens, slot))
-        else:
-            segments.append((first, chunk.num_tokens, chunk.slot))
-        first += chunk.num_tokens
+    for count, slot in counts:
+        if segments and segments[-1][2] == slot:
+            begin, rows, _ = segments.pop()
+            segments.append((begin, rows + count, slot))
+        elif count:
+            segments.append((first, count, slot))
+        first += count
     assert len({slot for _, _, slot in segments}) == len(segments), "chunks not grouped by slot"
     return tuple(segments)

@@ -53,6 +53,14 @@ class Linear:
         return y
 
     @property
+    def bias(self) -> torch.Tensor | None:
+        return self._bias
+
+    def plain_weight(self) -> torch.Tensor:
+        """[out_features, in_features]; a copy where the weight is kept in oneDNN's layout."""
+        return self._weight.to_dense() if self._packed else self._weight
+
+    @property
     def num_bytes(self) -> int:
         bias = 0 if self._bias is None else self._bias.numel()
         return (self.in_features * self.out_features + bias) * self._weight.dtype.itemsize

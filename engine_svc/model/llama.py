@@ -1,4 +1,4 @@
-"""The model on one page: Llama, Mistral, Qwen2 and Qwen3, as their config says.
+"""The model on one page: Llama, Mistral, Phi-3, Qwen2, Qwen3 and SmolLM3, as their config says.
 
 T rows of a step, C hidden size, H heads, Hk KV heads, D head dim, I intermediate size, V
 vocabulary. Rows know nothing of each other but through attention; LoRA is added to each fused
@@ -7,13 +7,16 @@ projection's output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from engine_svc.model.arena import Arena
 from engine_svc.model.forward_plan import ForwardPlan
-from engine_svc.model.lora import StepLora
+from engine_svc.model.lora import Segment, StepLora
 from engine_svc.model.rotary import rope_tables
+from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.model.weights import LayerWeights, ModelWeights
 from kernels.paged_attention import paged_attention, write_kv
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -34,19 +37,22 @@ class Llama:
         weights: ModelWeights,
         arena: Arena,
         lora: StepLora,
+        vocabulary: AdapterVocabulary,
         context_tokens: int,
     ) -> None:
         self._base, self._weights, self._arena, self._lora = base, weights, arena, lora
+        self._vocabulary = vocabulary
         self._dtype = arena.numbers.dtype
         self._cos, self._sin = rope_tables(base, context_tokens, self._dtype, arena.bytes.device)
 
     def forward(self, plan: ForwardPlan, token_ids: torch.Tensor) -> torch.Tensor:
         """Hidden states after the final norm [T, C]; keys and values are written to the arena."""
         weights, eps = self._weights, self._base.rms_norm_eps
-        cos = self._cos.index_select(0, plan.positions)  # [T, 1, D/2]
+        cos = self._cos.index_select(0, plan.positions)  # [T, 1, R/2]
         sin = self._sin.index_select(0, plan.positions)
         self._lora.begin(plan.segments)
         residual = F.embedding(token_ids, weights.embedding).to(self._dtype)  # [T, C]
+        self._vocabulary.embed(plan.segments, token_ids, residual)
         x = rms_norm(residual, weights.layers[0].input_norm, eps)
         for index, layer in enumerate(weights.layers):
             attended = self._attention(index, layer, plan, x, cos, sin)
@@ -57,9 +63,9 @@ class Llama:
             x = add_rms_norm(fed, residual, norm, eps)
         return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, C] → [n, V] fp32."""
-        return self._weights.head(hidden).float()
+    def logits(self, hidden: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+        """[n, C] → [n, V] fp32; segments of the n rows by slot."""
+        return self._vocabulary.logits(self._weights.head, hidden, segments).float()
 
     def _attention(
         self,
@@ -79,7 +85,9 @@ class Llama:
             split[:, :heads] = rms_norm(split[:, :heads], layer.q_norm, base.rms_norm_eps)
             keys = split[:, heads : heads + kv_heads]
             split[:, heads : heads + kv_heads] = rms_norm(keys, layer.k_norm, base.rms_norm_eps)
-        turned = rope(split[:, : heads + kv_heads], cos, sin)  # [T, H + Hk, D]
+        turned = split[:, : heads + kv_heads]  # [T, H + Hk, D]
+        if index not in base.layers_without_rope:
+            turned = rope(turned, cos, sin)
         numbers = self._arena.numbers
         write_kv(numbers, plan.attention, index, turned[:, heads:], split[:, heads + kv_heads :])
         q = turned[:, :heads].contiguous()

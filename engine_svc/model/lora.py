@@ -11,11 +11,12 @@ from typing import Protocol
 
 import torch
 
-from engine_svc.layout import RANK_BLOCK, AdapterLayout
+from engine_svc.layout import HEAD_SITE, RANK_BLOCK, AdapterLayout, Site
 from engine_svc.model.site_table import SiteTableRows, SlotRow
 from kernels.lora_expand import lora_expand
 from kernels.lora_shrink import lora_shrink
-from kernels.lora_tables import TILE_ROWS, SegmentPlan, plan_segments, site_columns
+from kernels.lora_tables import TILE_ROWS, SegmentPlan, SiteColumns, plan_segments, site_columns
+from loraplex.base_model import NO_LAYER
 
 #: (first_row, num_rows, slot)
 Segment = tuple[int, int, int]
@@ -33,7 +34,10 @@ class StepLora(Protocol):
         ...
 
     def add(self, layer: int, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        """y ← g ⊙ y + c + B·u on the rows of adapters. x [T, in_features], y [T, out_features]."""
+        """y ← g ⊙ y + c + B·u on the rows of adapters. x [T, in_features], y [T, out_features].
+
+        `layer` NO_LAYER: `site` is one of layout.outer_sites.
+        """
         ...
 
 
@@ -43,23 +47,17 @@ class KernelLora:
     def __init__(
         self, rows: SiteTableRows, layout: AdapterLayout, max_tokens: int, num_slots: int
     ) -> None:
+        """Args: max_tokens, rows of a step or of its sampled rows, whichever can be more."""
         self._rows, self._layout = rows, layout
         self._device = rows.table.arena.device
         self._capacity = -(-max_tokens // TILE_ROWS) + min(num_slots, max_tokens)
         rank = -(-rows.max_rank // RANK_BLOCK) * RANK_BLOCK
-        widest = max(site.num_slices for site in layout.sites)
+        sites = [*layout.sites, layout.outer_sites[HEAD_SITE]]
+        widest = max(site.num_slices for site in sites)
         self._u = torch.empty(max_tokens * widest * rank, device=self._device)
         self._rank = rank
-        self._columns = [
-            site_columns(
-                [
-                    (part.col0, part.num_cols)
-                    for part in layout.slices[s.first_slice : s.first_slice + s.num_slices]
-                ],
-                self._device,
-            )
-            for s in layout.sites
-        ]
+        self._columns = [self._columns_of(0, site) for site in layout.sites]
+        self._outer_columns = [self._columns_of(NO_LAYER, site) for site in layout.outer_sites]
         self._plan: SegmentPlan | None = None
         self._shrink, self._expand = lora_shrink, lora_expand
         if self._device.type == "cuda":
@@ -68,6 +66,10 @@ class KernelLora:
             from kernels.lora_shrink_triton import lora_shrink_triton
 
             self._shrink, self._expand = lora_shrink_triton, lora_expand_triton
+
+    def _columns_of(self, layer: int, site: Site) -> SiteColumns:
+        slices = self._layout.slices_of(layer, site)
+        return site_columns([(part.col0, part.num_cols) for part in slices], self._device)
 
     def bind(self, slot: int, row: SlotRow | None) -> None:
         """Nothing beside the table itself."""
@@ -79,11 +81,13 @@ class KernelLora:
     def add(self, layer: int, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
         if self._plan is None:
             return
-        shape = self._layout.sites[site]
+        is_outer = layer == NO_LAYER
+        shape = (self._layout.outer_sites if is_outer else self._layout.sites)[site]
         first_entry = self._layout.entry(layer, shape.first_slice)
         size = x.shape[0] * shape.num_slices * self._rank
         u = self._u[:size].view(x.shape[0], shape.num_slices, self._rank)
-        table, columns = self._rows.table, self._columns[site]
+        table = self._rows.table
+        columns = (self._outer_columns if is_outer else self._columns)[site]
         self._shrink(x, table, self._plan, first_entry, shape.num_slices, u)
         cell = self._layout.site_cell(layer, site)
         self._expand(u, table, self._plan, first_entry, columns, cell, y)

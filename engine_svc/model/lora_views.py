@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, AdapterLayout
+from engine_svc.layout import HEAD_SITE, OFFSET_UNIT, RANK_BLOCK, AdapterLayout, Site
 from engine_svc.model.lora import Segment
 from engine_svc.model.site_table import Offsets, SlotRow
+from loraplex.base_model import NO_LAYER
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,15 @@ class ViewLora:
         self._live: list[tuple[int, int, list[_SiteViews | None]]] = []
 
     def bind(self, slot: int, row: SlotRow | None) -> None:
-        cells = range(self._layout.num_site_cells)
-        self._views[slot] = [] if row is None else [self._site(row, cell) for cell in cells]
+        layout = self._layout
+        layers = [(layer, site) for layer in range(layout.num_layers) for site in layout.sites]
+        head = (NO_LAYER, layout.outer_sites[HEAD_SITE])
+        # one a site cell, but for the embeddings: vocabulary.py adds those
+        self._views[slot] = (
+            []
+            if row is None
+            else [self._site(row, cell, *at) for cell, at in enumerate((*layers, head))]
+        )
 
     def begin(self, segments: Sequence[Segment]) -> None:
         self._live = [
@@ -63,16 +71,19 @@ class ViewLora:
             if view is not None:
                 _add_site(view, x[first:end], y[first:end])
 
-    def _site(self, row: SlotRow, cell: int) -> _SiteViews | None:
-        layer, site_index = divmod(cell, len(self._layout.sites))
-        site = self._layout.sites[site_index]
+    def _site(self, row: SlotRow, cell: int, layer: int, site: Site) -> _SiteViews | None:
         shrinks: list[tuple[int, int]] = []  # (offset in numbers, rows)
         expands: list[_Expand] = []
-        u_rows = 0
-        for index in range(site.first_slice, site.first_slice + site.num_slices):
-            part, entry = self._layout.slices[index], self._layout.entry(layer, index)
+        shared: dict[bytes, int] = {}  # an A → its first row of u
+        num_rows = 0
+        for index, part in enumerate(self._layout.slices_of(layer, site), site.first_slice):
+            entry = self._layout.entry(layer, index)
             rank, scale = int(row.rank[entry]), float(row.scale[entry])
-            _extend(shrinks, row.a_off[entry], rank, site.in_features)
+            a_off = row.a_off[entry]
+            u_rows = shared.setdefault(a_off.tobytes(), num_rows)
+            if u_rows == num_rows:
+                _extend(shrinks, a_off, rank, site.in_features)
+                num_rows += rank
             blocks: list[tuple[int, int]] = []
             _extend(blocks, row.b_off[entry], rank, part.num_cols)
             for offset, rows in blocks:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine_svc.model.arena import Arena
-from engine_svc.model.forward_plan import ForwardPlanner
+from engine_svc.model.forward_plan import ForwardPlanner, sampled_segments
 from engine_svc.model.llama import Llama
 from engine_svc.model.logprobs import RankedTokens, rank_tokens
 from engine_svc.model.lora import StepLora
@@ -17,6 +17,7 @@ from engine_svc.model.sampler import Sampler
 from engine_svc.model.seats import SeatState
 from engine_svc.model.site_table import SiteTableRows
 from engine_svc.model.slot_writer import ArenaSlotWriter
+from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.types import (
     BASE_DIGEST,
     NO_SLOT,
@@ -63,12 +64,13 @@ class ModelRunner:
         planner: ForwardPlanner,
         site_table: SiteTableRows,
         lora: StepLora,
+        vocabulary: AdapterVocabulary,
         slot_writer: ArenaSlotWriter,
         seats: SeatState,
     ) -> None:
         self._model, self._arena, self._planner = model, arena, planner
         self._site_table, self._lora, self._slot_writer = site_table, lora, slot_writer
-        self._seats = seats
+        self._vocabulary, self._seats = vocabulary, seats
         self._sampler = Sampler(seats)
         self._running: OrderedDict[int, _Running] = OrderedDict()
 
@@ -97,7 +99,7 @@ class ModelRunner:
         begun = time.perf_counter()
         running = self._running[plan.step]
         if running.seats:
-            logits = self._model.logits(running.hidden)
+            logits = self._model.logits(running.hidden, sampled_segments(plan.chunks))
             positions = [
                 chunk.start + chunk.num_tokens for chunk in plan.chunks for _ in chunk.sample_seats
             ]
@@ -129,14 +131,26 @@ class ModelRunner:
         compute_s = running.compute_s + time.perf_counter() - begun
         return StepResult(step, samples, prompts, compute_s)
 
+    @torch.inference_mode()
+    def all_logits(self, plan: StepPlan) -> torch.Tensor:
+        """[T, V] fp32 of every position of a plan without seats: for tools, nothing is sampled."""
+        for binding in plan.slot_bindings:
+            self._bind(binding)
+        step = self._planner.plan(plan)
+        self._arena.clear(step.fresh_pages)
+        hidden = self._model.forward(step, step.token_ids)
+        return self._model.logits(hidden, step.segments)
+
     def _bind(self, binding: SlotBinding) -> None:
         if binding.digest == BASE_DIGEST:
             self._site_table.clear(binding.slot)
             self._lora.bind(binding.slot, None)
+            self._vocabulary.bind(binding.slot, None)
             return
         row = self._slot_writer.take_row(binding.slot, binding.digest)
         self._site_table.write(binding.slot, row)
         self._lora.bind(binding.slot, row)
+        self._vocabulary.bind(binding.slot, row)
 
     def _trunk(
         self, plan: StepPlan
@@ -172,7 +186,8 @@ class ModelRunner:
         blocks = []
         for start in range(0, len(targets), _PROMPT_BLOCK):
             block = targets[start : start + _PROMPT_BLOCK]
-            logits = self._model.logits(hidden[start : start + len(block)])
+            rows = hidden[start : start + len(block)]
+            logits = self._model.logits(rows, ((0, len(block), chunk.slot),))
             ids = torch.tensor(block, device=hidden.device)
             ranked = rank_tokens(logits, ids, top)
             blocks.append((chunk.seat, chunk.start + start + 1, top, block, ranked))

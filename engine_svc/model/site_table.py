@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, AdapterLayout
+from engine_svc.layout import (
+    EMBEDDING_SITE,
+    HEAD_SITE,
+    OFFSET_UNIT,
+    RANK_BLOCK,
+    TABLES,
+    AdapterLayout,
+)
 from engine_svc.packed import PackedFileInvalid, PackedHeader
 from kernels.lora_tables import SiteTable
 
@@ -28,6 +35,8 @@ class SlotRow:
     b_off: Offsets
     g_off: Offsets
     c_off: Offsets
+    #: by name of layout.TABLES: runs of rows, none = no such table
+    tables: Mapping[str, Offsets]
 
 
 def slot_row(header: PackedHeader, page_ids: Sequence[int], layout: AdapterLayout) -> SlotRow:
@@ -38,6 +47,7 @@ def slot_row(header: PackedHeader, page_ids: Sequence[int], layout: AdapterLayou
     entries, cells = layout.num_entries, layout.num_site_cells
     shapes = {
         "rank": (entries,), "scale": (entries,), "g_off": (cells,), "c_off": (cells,),
+        "raw": (entries,),
         "a_off": (entries, header.rank_blocks), "b_off": (entries, header.rank_blocks),
     }  # fmt: skip
     for name, shape in shapes.items():
@@ -46,7 +56,8 @@ def slot_row(header: PackedHeader, page_ids: Sequence[int], layout: AdapterLayou
             actual = "missing" if array is None else array.shape
             raise PackedFileInvalid(f"array {name} is {actual}, expected {shape}")
     rank = np.array(header.arrays["rank"], dtype=np.int32)
-    _check_blocks(rank, header.arrays)
+    _check_blocks(rank, header.arrays, layout)
+    _check_tables(rank, header.arrays, layout)
     units = layout.page_bytes // OFFSET_UNIT
     pages = np.asarray(page_ids, dtype=np.int64)
 
@@ -60,22 +71,51 @@ def slot_row(header: PackedHeader, page_ids: Sequence[int], layout: AdapterLayou
         return np.where(relative < 0, -1, there)
 
     scale = np.array(header.arrays["scale"], dtype=np.float32)
-    names = ("a_off", "b_off", "g_off", "c_off")
-    return SlotRow(header.digest, rank, scale, *(absolute(name) for name in names))
+    a_off, b_off, g_off, c_off = map(absolute, ("a_off", "b_off", "g_off", "c_off"))
+    tables = {name: absolute(f"{name}_off") for name in TABLES}
+    return SlotRow(header.digest, rank, scale, a_off, b_off, g_off, c_off, tables)
 
 
 def _check_blocks(
-    rank: npt.NDArray[np.int32], arrays: Mapping[str, npt.NDArray[np.generic]]
+    rank: npt.NDArray[np.int32],
+    arrays: Mapping[str, npt.NDArray[np.generic]],
+    layout: AdapterLayout,
 ) -> None:
-    """Every block of a true rank is there, and none beyond it."""
-    for name in ("a_off", "b_off"):
+    """Every block of a true rank is there, and none beyond it; an embedding's A has none."""
+    with_a = rank.copy()
+    with_a[layout.embedding_entries] = 0
+    for name, ranks in (("a_off", with_a), ("b_off", rank)):
         there = np.asarray(arrays[name]) >= 0
-        blocks = np.arange(there.shape[1]) * RANK_BLOCK < rank[:, None]
+        blocks = np.arange(there.shape[1]) * RANK_BLOCK < ranks[:, None]
         if (
             not np.array_equal(there, blocks)
             or int(rank.max(initial=0)) > RANK_BLOCK * there.shape[1]
         ):
             raise PackedFileInvalid(f"{name} does not have one block for each {RANK_BLOCK} ranks")
+
+
+def _check_tables(
+    rank: npt.NDArray[np.int32],
+    arrays: Mapping[str, npt.NDArray[np.generic]],
+    layout: AdapterLayout,
+) -> None:
+    """A table has all of its runs or none; an embedding of a true rank has its A."""
+    head, embedding = (layout.outer_sites[index] for index in (HEAD_SITE, EMBEDDING_SITE))
+    embedding_rank = int(rank[layout.embedding_entries[0]])
+    items = {
+        "embedding_a": embedding_rank,
+        "embedding_weight": embedding.out_features,
+        "head_weight": head.in_features,
+    }
+    for name, row_items in items.items():
+        array = arrays.get(f"{name}_off")
+        step = layout.table_rows_a_page(row_items) if row_items else 0
+        whole = -(-embedding.in_features // step) if step else 0
+        allowed = (whole,) if name == "embedding_a" else (0, whole)
+        if array is None or array.ndim != 1 or len(array) not in allowed:
+            raise PackedFileInvalid(f"table {name} does not have {whole} runs")
+        if array.size and int(np.asarray(array).min()) < 0:
+            raise PackedFileInvalid(f"table {name} has a run that lies nowhere")
 
 
 class SiteTableRows:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import queue
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,13 @@ import torch
 from engine_svc.failures import failure_of
 from engine_svc.layout import RANK_BLOCK, AdapterLayout
 from engine_svc.model.arena import Arena
+from engine_svc.model.completion import Completion
 from engine_svc.model.site_table import SlotRow, slot_row
 from engine_svc.packed import PackedFileInvalid, decode_header
 from engine_svc.types import Failure, SlotLoad
-from loraplex.status import DataLoss, Internal
+from loraplex.status import AdapterRefused, DataLoss, Internal
+
+log = logging.getLogger(__name__)
 
 Ended = tuple[SlotLoad, Failure | None]
 
@@ -47,9 +52,15 @@ class ArenaSlotWriter:
     """
 
     def __init__(
-        self, arena: Arena, layout: AdapterLayout, host_region: Path, max_rank: int
+        self,
+        arena: Arena,
+        layout: AdapterLayout,
+        host_region: Path,
+        max_rank: int,
+        completion: Completion,
     ) -> None:
         self._arena = arena
+        self._completion = completion
         self._layout = layout
         self._region = HostRegionReader(host_region)
         self._max_rank = max_rank
@@ -99,9 +110,14 @@ class ArenaSlotWriter:
                     self._rows[load.slot] = row
             except PackedFileInvalid as error:
                 failure = failure_of(DataLoss(f"adapter {load.digest} in the host cache: {error}"))
-            except Exception as error:
+            except AdapterRefused as error:
+                failure = failure_of(error)
+            except Exception:
                 # one adapter's load must never end the thread that loads all others
-                failure = failure_of(Internal(f"adapter {load.digest} was not copied: {error!r}"))
+                log.exception("slot.copy_crashed", extra={"digest": load.digest, "slot": load.slot})
+                failure = failure_of(
+                    Internal(f"adapter {load.digest} was not copied; see the engine's log")
+                )
             self._ended.put((load, failure))
 
     def _copy(self, load: SlotLoad, stream: torch.cuda.Stream | None) -> SlotRow:
@@ -120,6 +136,8 @@ class ArenaSlotWriter:
             raise PackedFileInvalid(f"page images end after {len(images)} bytes")
         for index, page_id in enumerate(load.page_ids):
             self._write_page(page_id, images[index * page_bytes : (index + 1) * page_bytes], stream)
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            self._completion.complete(row, np.array(header.arrays["raw"], np.int32))
         if stream is not None:
             stream.synchronize()
         return row

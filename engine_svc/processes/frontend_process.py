@@ -57,7 +57,7 @@ class _Frontend:
         sockets = Path(boot.socket_dir)
         transport = SocketTransport(self._link, loop, str(sockets / "core"), boot.authkey, hello)
         receiver = NamesReceiver(
-            loop, str(sockets / "loader"), boot.authkey, hello, self._apply_names
+            loop, str(sockets / "loader"), boot.authkey, hello, self._apply_names, self._set_stale
         )
         seconds = await self._drain_seconds
         self._link.drain()
@@ -68,6 +68,9 @@ class _Frontend:
     def _apply_names(self, update: NameMapUpdate) -> None:
         if self._names.apply(update):
             self._link.names_ready()
+
+    def _set_stale(self, is_stale: bool) -> None:
+        self._names.is_stale = is_stale
 
     def _tell(self, phase: LinkPhase) -> None:
         if phase is LinkPhase.SERVING:

@@ -28,6 +28,7 @@ from engine_svc.observing import LoadMetrics
 from engine_svc.processes.child import Child
 from engine_svc.processes.names_feed import NamesFeed
 from engine_svc.processes.socket import Channel, ChannelClosed, Outbox, serve
+from engine_svc.processes.staleness import Staleness
 from engine_svc.shares import Shares, may_change_shares, quota_of
 from engine_svc.types import WeightsFailed, WeightsReady
 from loraplex.base_folder import find_base_folder, read_base_folder
@@ -62,6 +63,7 @@ class _LoaderProcess:
         self._feed = NamesFeed(
             quota_of(settings.tenant_max_queued_requests, settings.tenant_max_queued_tokens)
         )
+        self._staleness = Staleness(settings.max_registry_staleness, self._stale)
         self._metrics = LoadMetrics(settings.max_adapter_series)
         self._disk = DiskCache(cache_dir, settings.disk_cache_bytes)
         self._region = HostRegion.create(Path(boot.host_region_path), settings.host_cache_bytes)
@@ -104,13 +106,23 @@ class _LoaderProcess:
     def _registry_changed(self, status: RegistryStatus) -> None:
         problem = status.problem
         if problem is None:
+            if status.connected:
+                self._staleness.back()
             return
+        self._staleness.lost(status.last_heard_s)
         self._child.log.warning(
             "registry.lost", reason=problem.reason, message=problem.message,
             revision=status.applied_revision,
         )  # fmt: skip
         if status.fatal and not self._feed.is_open:
             self._child.tell(ChildFailed(problem.message, fatal=True))
+
+    def _stale(self, is_stale: bool) -> None:
+        self._feed.set_stale(is_stale)
+        if is_stale:
+            self._child.log.error("names.stale", revision=self._feed.revision)
+        else:
+            self._child.log.info("names.fresh", revision=self._feed.revision)
 
     # ---- a thread for each connection
 
@@ -178,6 +190,9 @@ class _LoaderProcess:
     def _send_answers(self, loader: Loader) -> None:
         while self._answered.wait():
             self._answered.clear()
+            stats = loader.stats()
+            self._metrics.cached("host", stats.host_bytes, stats.host_evictions)
+            self._metrics.cached("disk", self._disk.num_bytes(), self._disk.evictions)
             with self._core_lock:
                 for answer in loader.poll():
                     name = self._adapter_names.pop(answer.digest, "")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 
-from engine_svc.messages import FrontendHello, NamesChanged
+from engine_svc.messages import FrontendHello, NamesChanged, NamesStale
 from engine_svc.names import NameMap, NameMapUpdate
-from engine_svc.processes.socket import Channel, ChannelClosed, Peer, connect
+from engine_svc.processes.socket import Channel, Peer, keep_connected
 from engine_svc.shares import Shares, shares_of
 from engine_svc.types import TenantQuota
 
@@ -26,6 +27,7 @@ class NamesFeed:
         self._quota = quota
         self._peers: set[Peer] = set()
         self._open = False
+        self._stale = False
         self._lock = threading.Lock()
 
     @property
@@ -52,19 +54,28 @@ class NamesFeed:
             was_open, self._open = self._open, True
             if not was_open:
                 self._send(NamesChanged(self._map.snapshot()))
+                self._send(NamesStale(self._stale))
             return not was_open
+
+    def set_stale(self, is_stale: bool) -> None:
+        """Also while it is closed: a frontend may hold names from the loader before this one."""
+        with self._lock:
+            self._stale = is_stale
+            self._send(NamesStale(is_stale))
 
     def attach(self, peer: Peer) -> None:
         with self._lock:
             self._peers.add(peer)
             if self._open:
                 peer.put(NamesChanged(self._map.snapshot()))
+            if self._open or self._stale:
+                peer.put(NamesStale(self._stale))
 
     def detach(self, peer: Peer) -> None:
         with self._lock:
             self._peers.discard(peer)
 
-    def _send(self, message: NamesChanged) -> None:
+    def _send(self, message: NamesChanged | NamesStale) -> None:
         for peer in tuple(self._peers):
             if peer.is_stalled():
                 self._peers.discard(peer)
@@ -83,30 +94,31 @@ class NamesReceiver:
         authkey: bytes,
         hello: FrontendHello,
         apply: Callable[[NameMapUpdate], object],
+        stale: Callable[[bool], object] = lambda is_stale: None,
     ) -> None:
-        self._loop, self._apply = loop, apply
-        self._path, self._authkey, self._hello = path, authkey, hello
+        self._loop, self._apply, self._stale = loop, apply, stale
         self._stopping = threading.Event()
-        threading.Thread(target=self._run, name="names", daemon=True).start()
+        threading.Thread(
+            target=keep_connected,
+            args=(path, authkey, hello, self._stopping, self._receive),
+            name="names",
+            daemon=True,
+        ).start()
 
     def stop(self) -> None:
         self._stopping.set()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                channel = connect(self._path, self._authkey, self._stopping.is_set)
-                channel.send(self._hello)
-                self._receive(channel)
-            except ChannelClosed:
-                continue
-
     def _receive(self, channel: Channel) -> None:
         while True:
-            message = channel.receive()
-            if isinstance(message, NamesChanged):
-                try:
-                    self._loop.call_soon_threadsafe(self._apply, message.update)
-                except RuntimeError:  # the loop is closed: the process ends
-                    self._stopping.set()
-                    return
+            match channel.receive():
+                case NamesChanged(update):
+                    heard = partial(self._apply, update)
+                case NamesStale(is_stale):
+                    heard = partial(self._stale, is_stale)
+                case _:
+                    continue
+            try:
+                self._loop.call_soon_threadsafe(heard)
+            except RuntimeError:  # the loop is closed: the process ends
+                self._stopping.set()
+                return

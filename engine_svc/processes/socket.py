@@ -21,6 +21,8 @@ from typing import Any, Protocol
 OUTBOX_CAPACITY = 256
 #: Seconds that a reader's outbox may stay full before the reader is declared dead.
 STALL_SECONDS = 1.0
+#: Of a folder of sockets, in the system's temporary folder.
+SOCKET_DIR_PREFIX = "lpx-"
 _RETRY_SECONDS = 0.05
 
 
@@ -146,7 +148,7 @@ def make_socket_dir() -> str:
     """A new folder that only this user can enter, with a short path."""
     for parent in (tempfile.gettempdir(), "/tmp"):
         if len(parent) <= 60:
-            return tempfile.mkdtemp(prefix="lpx-", dir=parent)
+            return tempfile.mkdtemp(prefix=SOCKET_DIR_PREFIX, dir=parent)
     raise AssertionError("unreachable: /tmp is short")
 
 
@@ -186,3 +188,21 @@ def connect(path: str, authkey: bytes, should_stop: Callable[[], bool]) -> Chann
         except (OSError, EOFError, AuthenticationError):
             time.sleep(_RETRY_SECONDS)
     raise ChannelClosed(f"gave up connecting to {path}")
+
+
+def keep_connected(
+    path: str,
+    authkey: bytes,
+    hello: object,
+    stopping: threading.Event,
+    use: Callable[[Channel], None],
+) -> None:
+    """Connect, greet, `use` the channel until it raises ChannelClosed; again until `stopping`."""
+    while not stopping.is_set():
+        with contextlib.suppress(ChannelClosed):
+            channel = connect(path, authkey, stopping.is_set)
+            try:
+                channel.send(hello)
+                use(channel)
+            finally:
+                channel.close()

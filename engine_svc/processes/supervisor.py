@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -30,10 +29,10 @@ from engine_svc.messages import (
     Drain,
     PeerStalled,
 )
-from engine_svc.processes import run_folder
+from engine_svc.processes import run_folder, socket_folder
 from engine_svc.processes.metrics_server import MetricsServer
 from engine_svc.processes.port import hold_port
-from engine_svc.processes.socket import ChannelClosed, make_socket_dir
+from engine_svc.processes.socket import ChannelClosed
 from engine_svc.processes.supervised import Supervised, child_environ, exit_text
 from engine_svc.settings import EngineSettings, shown, split_address
 
@@ -64,19 +63,19 @@ class Supervisor:
         port = hold_port("--listen", settings.listen)
         self._address = port.address
         folder = run_folder.create(Path(settings.run_dir))
-        socket_dir = make_socket_dir()
+        sockets = socket_folder.create()
         try:
             self._metrics = MetricsServer(
                 "--metrics-listen", settings.metrics_listen, folder.metrics
             )
-            self._start(folder, socket_dir)
+            self._start(folder, sockets.path)
             self._watch(wakeup)
             self._stop()
         finally:
             for child in self._children:
                 child.kill()
                 child.reap(STOP_SECONDS)
-            shutil.rmtree(socket_dir, ignore_errors=True)
+            sockets.remove()
             folder.remove()
             port.close()
         if self._failure is not None:

@@ -8,8 +8,8 @@ Pure Python and numpy; nothing here executes, imports or unpickles what an adapt
 from loraplex.adapter_format.check import (
     MAX_RANK,
     CheckedAdapter,
+    adapter_parts,
     adapter_spec,
-    adapter_targets,
     check_adapter,
 )
 from loraplex.adapter_format.folder import (
@@ -21,31 +21,39 @@ from loraplex.adapter_format.folder import (
 )
 from loraplex.adapter_format.manifest import Manifest, ManifestFile, parse_manifest
 from loraplex.adapter_format.spec import (
+    AdapterParts,
     AdapterSpec,
     BaseModelFacts,
+    BiasSpec,
     CoverageReport,
     CoverageRow,
+    SavedModule,
     TargetSpec,
     TensorLocator,
 )
+from loraplex.adapter_format.vocabulary import MAX_SAVED_BYTES
 
 __all__ = [
     "CONFIG_FILE",
     "MAX_RANK",
+    "MAX_SAVED_BYTES",
     "WEIGHTS_FILE",
     "AdapterFolder",
+    "AdapterParts",
     "AdapterSpec",
     "BaseModelFacts",
+    "BiasSpec",
     "CheckedAdapter",
     "CoverageReport",
     "CoverageRow",
     "FolderFile",
     "Manifest",
     "ManifestFile",
+    "SavedModule",
     "TargetSpec",
     "TensorLocator",
+    "adapter_parts",
     "adapter_spec",
-    "adapter_targets",
     "check_adapter",
     "parse_manifest",
     "read_folder",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loraplex.adapter_format.folder import CONFIG_FILE, WEIGHTS_FILE
@@ -15,22 +16,29 @@ from loraplex.adapter_format.options import (
     options_to_json,
     parse_adapter_config,
 )
-from loraplex.adapter_format.resolve import resolve_targets
+from loraplex.adapter_format.resolve import resolve_parts
 from loraplex.adapter_format.spec import (
+    AdapterParts,
     AdapterSpec,
     BaseModelFacts,
     CoverageReport,
-    TargetSpec,
     coverage,
 )
 from loraplex.adapter_format.tensors import check_finite, read_header
 from loraplex.adapter_format.tokenizer import (
     chat_template,
     generation_eos,
+    template_tokens,
     text_digest,
     tokenizer_eos,
     vocabulary,
     vocabulary_digest,
+)
+from loraplex.adapter_format.vocabulary import (
+    MAX_SAVED_BYTES,
+    saved_modules,
+    split_vocabulary,
+    vocabulary_targets,
 )
 from loraplex.status import AdapterRefused
 
@@ -51,6 +59,7 @@ def check_adapter(
     *,
     max_rank: int = MAX_RANK,
     base_model_confirmed: bool = False,
+    max_saved_bytes: int = MAX_SAVED_BYTES,
 ) -> CheckedAdapter:
     """Hold an adapter against a base model, down to every value of every tensor.
 
@@ -58,6 +67,7 @@ def check_adapter(
         files: name → where the bytes lie, as `AdapterFolder.files` gives them.
         base_model_confirmed: the caller vouches that it was trained on `base`, whatever its
             configuration calls it.
+        max_saved_bytes: of embed_tokens and lm_head that the adapter brings whole.
 
     Raises: AdapterRefused with the first problem: what, which value, what would be right.
     """
@@ -65,37 +75,50 @@ def check_adapter(
     options, declared = parse_adapter_config(_read_config(config_path))
     if not base_model_confirmed:
         _check_declared_base(declared, base)
-    template, eos = _check_tokenizer(files, base)
-    targets = adapter_targets(options, weights_path, base, max_rank=max_rank)
-    check_finite(weights_path, tuple(tensor for t in targets for tensor in (t.a, t.b)))
+    template, tokens, eos = _check_tokenizer(files, base)
+    parts = adapter_parts(
+        options, weights_path, base, max_rank=max_rank, max_saved_bytes=max_saved_bytes
+    )
+    check_finite(weights_path, parts.tensors)
     config = options_to_json(options)
     if template is not None:
         config["chat_template"] = template
+    if tokens is not None:
+        config["template_tokens"] = tokens
     if eos is not None:
         config["eos_token_ids"] = list(eos)
     entries = tuple(hash_file(name, path) for name, path in sorted(files.items()))
     manifest = build_manifest(base.name, config, entries)
-    return CheckedAdapter(manifest, adapter_spec(targets, template, eos), coverage(targets))
+    spec = replace(adapter_spec(parts, template, eos), template_tokens=tokens)
+    return CheckedAdapter(manifest, spec, coverage(parts))
 
 
-def adapter_targets(
-    options: LoraOptions, weights: Path, base: BaseModelFacts, *, max_rank: int = MAX_RANK
-) -> tuple[TargetSpec, ...]:
-    """Targets of weights whose values were checked before: header and shapes only."""
-    return resolve_targets(options, read_header(weights, WEIGHTS_FILE), base, max_rank)
+def adapter_parts(
+    options: LoraOptions,
+    weights: Path,
+    base: BaseModelFacts,
+    *,
+    max_rank: int = MAX_RANK,
+    max_saved_bytes: int = MAX_SAVED_BYTES,
+) -> AdapterParts:
+    """Parts of weights whose values were checked before: header and shapes only."""
+    of_layers, of_vocabulary = split_vocabulary(read_header(weights, WEIGHTS_FILE))
+    outside = vocabulary_targets(options, of_vocabulary, base, max_rank)
+    inside = resolve_parts(options, of_layers, base, max_rank, may_be_none=bool(outside))
+    saved = saved_modules(options, of_vocabulary, base, max_saved_bytes)
+    return replace(inside, targets=inside.targets + outside, saved=saved)
 
 
 def adapter_spec(
-    targets: tuple[TargetSpec, ...],
+    parts: AdapterParts,
     template: str | None = None,
     eos_token_ids: tuple[int, ...] | None = None,
 ) -> AdapterSpec:
-    tensors = [tensor for target in targets for tensor in (target.a, target.b)]
     return AdapterSpec(
-        targets=targets,
-        max_rank=max(target.rank for target in targets),
-        weights_bytes=sum(tensor.num_bytes for tensor in tensors),
-        parameter_count=sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors),
+        parts=parts,
+        max_rank=max(target.rank for target in parts.targets),
+        weights_bytes=sum(tensor.num_bytes for tensor in parts.tensors),
+        parameter_count=sum(math.prod(tensor.shape) for tensor in parts.tensors),
         chat_template=template,
         eos_token_ids=eos_token_ids,
     )
@@ -159,8 +182,9 @@ def _check_declared_base(declared: str, base: BaseModelFacts) -> None:
 
 def _check_tokenizer(
     files: Mapping[str, Path], base: BaseModelFacts
-) -> tuple[str | None, tuple[int, ...] | None]:
-    """Chat template and end-of-sequence ids where they differ from the base's."""
+) -> tuple[str | None, Mapping[str, str] | None, tuple[int, ...] | None]:
+    """Chat template and end-of-sequence ids where they differ from the base's, and the special
+    tokens that the folder's template names."""
     tokens = vocabulary(files)
     if tokens is not None and base.vocabulary_digest:
         digest = vocabulary_digest(tokens)
@@ -174,6 +198,7 @@ def _check_tokenizer(
                 },
             )  # fmt: skip
     template = chat_template(files)
+    special = None if template is None else template_tokens(files, template)
     if template is not None and text_digest(template) == base.chat_template_digest:
         template = None
     known = tuple(sorted(set(base.eos_token_ids)))
@@ -192,4 +217,4 @@ def _check_tokenizer(
                     "limit": str(base.spec.vocab_size),
                 },
             )  # fmt: skip
-    return template, None if eos == known else eos
+    return template, special, None if eos == known else eos

@@ -56,25 +56,30 @@ class AdapterFolder:
         return {file.name: file.path for file in self.stored}
 
 
-def read_folder(path: Path) -> AdapterFolder:
-    """List an adapter folder.
+def read_folder(path: Path, shown: str = "") -> AdapterFolder:
+    """List an adapter folder; messages call it `shown`, by default its path.
 
     Raises: AdapterRefused CONFIG_INVALID (no folder, no adapter_config.json, a link that leads
     out, a file of odd kind or size) or WEIGHTS_INVALID (no safetensors weights).
     """
+    shown = shown or str(path)
     if not path.is_dir():
         what = "is a file; name the folder it lies in" if path.exists() else "does not exist"
-        raise _refused("CONFIG_INVALID", str(path), what)
+        raise _refused("CONFIG_INVALID", shown, what)
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
-        raise _refused("CONFIG_INVALID", str(path), f"unreadable: {error.strerror}") from error
+        raise _refused("CONFIG_INVALID", shown, f"unreadable: {error.strerror}") from error
     if len(names) > MAX_ENTRIES:
-        raise _refused("CONFIG_INVALID", str(path), f"more than {MAX_ENTRIES} entries")
+        raise _refused("CONFIG_INVALID", shown, f"more than {MAX_ENTRIES} entries")
     if CONFIG_FILE not in names:
         below = next((name for name in names if (path / name / CONFIG_FILE).is_file()), None)
-        hint = f"did you mean {path / below}?" if below else "is this a PEFT adapter folder?"
-        raise _refused("CONFIG_INVALID", CONFIG_FILE, f"missing in {path}; {hint}")
+        hint = (
+            f"did you mean {shown.rstrip('/')}/{below}?"
+            if below
+            else "is this a PEFT adapter folder?"
+        )
+        raise _refused("CONFIG_INVALID", CONFIG_FILE, f"missing in {shown}; {hint}")
     if WEIGHTS_FILE not in names:
         raise _no_weights(names)
     if "tokenizer.json" not in names and any(name in names for name in _VOCABULARY_FILES):

@@ -3,7 +3,8 @@
     {"schema": 1, "base_model": name, "config": {…}, "files": [{"name", "size", "sha256"}, …]}
 
 `config` holds every PEFT option that changes the output, defaults filled in, and `chat_template`
-and `eos_token_ids` where they differ from the base model's.
+and `eos_token_ids` where they differ from the base model's. `template_tokens` are the special
+tokens that the folder's chat template names, as the folder spells them.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Manifest:
     def chat_template(self) -> str | None:
         value = self.config.get("chat_template")
         return value if isinstance(value, str) else None
+
+    @property
+    def template_tokens(self) -> Mapping[str, str] | None:
+        value = self.config.get("template_tokens")
+        return dict(value) if isinstance(value, Mapping) else None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...] | None:

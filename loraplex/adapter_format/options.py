@@ -24,20 +24,18 @@ T = TypeVar("T", int, float)
 MAX_CONFIG_BYTES = 1 << 20
 #: entries of rank_pattern or alpha_pattern; a 70B model with one a module has 560
 MAX_PATTERNS = 2048
+#: the engine's scaling is fp32, and never larger than alpha
+_LARGEST_FP32 = (2 - 2**-23) * 2.0**127
 
 _SUPPORTED = frozenset({
     "peft_type", "task_type", "base_model_name_or_path", "init_lora_weights", "r", "lora_alpha",
     "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "rank_pattern", "alpha_pattern",
+    "rank_pattern", "alpha_pattern", "bias", "lora_bias", "use_dora",
+    "modules_to_save", "ensure_weight_tying",
 })  # fmt: skip
 
 #: field → its value when the option is off; other empty values mean the same
-_REFUSED: Mapping[str, Any] = {
-    "bias": "none",
-    "fan_in_fan_out": False,
-    "use_dora": False,
-    "lora_bias": False,
-    "modules_to_save": None,
+REFUSED: Mapping[str, Any] = {
     "trainable_token_indices": None,
     "layer_replication": None,
     "target_parameters": None,
@@ -54,11 +52,13 @@ _REFUSED: Mapping[str, Any] = {
 _NEUTRAL = frozenset({
     "auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "megatron_core",
     "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
-    "runtime_config", "ensure_weight_tying",
+    "runtime_config",
+    # PEFT itself sets it to false for linear layers, the only ones that are served
+    "fan_in_fan_out",
 })  # fmt: skip
 
 #: ways to initialise that leave the base model's weights as they are
-_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 #: what PEFT targets when a Llama-like adapter names nothing
 _DEFAULT_TARGETS = ("q_proj", "v_proj")
 
@@ -80,6 +80,13 @@ class LoraOptions:
     layers_pattern: tuple[str, ...]
     rank_pattern: tuple[tuple[str, int], ...]
     alpha_pattern: tuple[tuple[str, float], ...]
+    #: whose biases the adapter replaces: none, all, or lora_only (of the modules with LoRA)
+    bias: str = "none"
+    lora_bias: bool = False
+    use_dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    #: refused where it would have an effect, so no manifest holds it
+    ensure_weight_tying: bool = False
 
 
 def parse_adapter_config(data: bytes) -> tuple[LoraOptions, str]:
@@ -102,9 +109,13 @@ def parse_adapter_config(data: bytes) -> tuple[LoraOptions, str]:
         layers_pattern=_layers_pattern(config),
         rank_pattern=_pattern_table(config, "rank_pattern", _rank),
         alpha_pattern=_pattern_table(config, "alpha_pattern", _number),
+        bias=_bias(config.get("bias")),
+        lora_bias=_flag(config, "lora_bias"),
+        use_dora=_flag(config, "use_dora"),
+        modules_to_save=_names(config, "modules_to_save"),
+        ensure_weight_tying=_flag(config, "ensure_weight_tying"),
     )
-    if options.layers_to_transform is not None and isinstance(options.target_modules, str):
-        raise _bad("layers_to_transform", layers, "absent when target_modules is one string")
+    _refuse_contradictions(options, config)
     base = config.get("base_model_name_or_path")
     if base is not None and not isinstance(base, str):
         raise _bad("base_model_name_or_path", base, "a string")
@@ -125,7 +136,11 @@ def options_to_json(options: LoraOptions) -> dict[str, Any]:
         "layers_pattern": list(options.layers_pattern),
         "rank_pattern": [list(pair) for pair in options.rank_pattern],
         "alpha_pattern": [list(pair) for pair in options.alpha_pattern],
-        **{name: off for name, off in _REFUSED.items() if name in _RECORDED},
+        "bias": options.bias,
+        "lora_bias": options.lora_bias,
+        "use_dora": options.use_dora,
+        "modules_to_save": list(options.modules_to_save) or None,
+        **_RECORDED,
     }
 
 
@@ -145,11 +160,15 @@ def options_from_json(config: Mapping[str, Any]) -> LoraOptions:
         layers_pattern=tuple(config["layers_pattern"]),
         rank_pattern=tuple((str(key), int(value)) for key, value in config["rank_pattern"]),
         alpha_pattern=tuple((str(key), float(value)) for key, value in config["alpha_pattern"]),
+        bias=_bias(config["bias"]),
+        lora_bias=bool(config["lora_bias"]),
+        use_dora=bool(config["use_dora"]),
+        modules_to_save=tuple(config["modules_to_save"] or ()),
     )
 
 
-#: refused options that a manifest states as off, because a later release may support them
-_RECORDED = ("bias", "fan_in_fan_out", "use_dora", "lora_bias", "modules_to_save")
+#: what every manifest states besides: off, because a later release may support it
+_RECORDED = {"fan_in_fan_out": False}
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
@@ -161,7 +180,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("task_type") not in (None, "CAUSAL_LM"):
         raise _unsupported("task_type", config["task_type"], "CAUSAL_LM")
     init = config.get("init_lora_weights")
-    if init not in _PLAIN_INITS:
+    if init not in PLAIN_INITS:
         raise _unsupported(
             "init_lora_weights",
             init,
@@ -171,11 +190,26 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     for field, value in config.items():
         if field in _SUPPORTED or field in _NEUTRAL:
             continue
-        if field in _REFUSED:
-            if value and value != _REFUSED[field]:
-                raise _unsupported(field, value, f"only {json.dumps(_REFUSED[field])}")
+        if field in REFUSED:
+            if value and value != REFUSED[field]:
+                raise _unsupported(field, value, f"only {json.dumps(REFUSED[field])}")
         elif value:
             raise _unsupported(field, value, "absent; this option is not known")
+
+
+def _refuse_contradictions(options: LoraOptions, config: Mapping[str, Any]) -> None:
+    """Combinations that PEFT itself refuses to read."""
+    if isinstance(options.target_modules, str):
+        for field in ("layers_to_transform", "layers_pattern"):
+            if config.get(field) not in (None, [], ""):
+                raise _bad(field, config[field], "absent when target_modules is one string")
+    if options.layers_pattern and options.layers_to_transform is None:
+        raise _bad("layers_pattern", config["layers_pattern"], "absent without layers_to_transform")
+    if options.lora_bias and options.use_dora:
+        raise _unsupported("lora_bias", True, "false together with use_dora, as in PEFT")
+    init = config.get("init_lora_weights", True)
+    if options.lora_bias and not isinstance(init, bool):
+        raise _unsupported("lora_bias", True, f"false with init_lora_weights {init!r}, as in PEFT")
 
 
 def _rank(field: str, value: Any) -> int:
@@ -195,9 +229,17 @@ def _number(field: str, value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise _bad(field, value, "a finite number")
+    if not abs(number) <= _LARGEST_FP32:
+        raise _bad(field, value, "a number that is finite in fp32")
     return number
+
+
+def _bias(value: Any) -> str:
+    if value is None:
+        return "none"
+    if value not in ("none", "all", "lora_only"):
+        raise _unsupported("bias", value, "none, all, lora_only")
+    return str(value)
 
 
 def _flag(config: Mapping[str, Any], field: str) -> bool:
@@ -217,6 +259,13 @@ def _modules(
         return value if value.lower() == "all-linear" else checked_pattern(field, value)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _bad(field, value, "a list of module names, or one regular expression")
+    return tuple(sorted(set(value)))
+
+
+def _names(config: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    value = config.get(field) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise _bad(field, value, "a list of module names")
     return tuple(sorted(set(value)))
 
 

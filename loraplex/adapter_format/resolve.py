@@ -3,119 +3,119 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
-from loraplex.adapter_format.keys import TensorKey, module_name, parse_key
+from loraplex.adapter_format.keys import MODULE_PARTS
+from loraplex.adapter_format.kinds import idle, suffix, wanted
 from loraplex.adapter_format.matching import alpha_of, is_target, rank_of
 from loraplex.adapter_format.options import LoraOptions
+from loraplex.adapter_format.refusals import few, mismatch, refused
 from loraplex.adapter_format.scaling import scaling
-from loraplex.adapter_format.spec import DTYPES, BaseModelFacts, TargetSpec, TensorLocator
-from loraplex.base_model import LAYER_MODULES
+from loraplex.adapter_format.spec import (
+    AdapterParts,
+    BaseModelFacts,
+    BiasSpec,
+    TargetSpec,
+    TensorLocator,
+)
+from loraplex.adapter_format.trained import Tensors, TrainedModules, sort_tensors
+from loraplex.base_model import EMBEDDING, HEAD, LAYER_MODULES, VOCABULARY_MODULES
 from loraplex.status import AdapterRefused
 
 #: all patterns of one adapter against all modules of one base model
 MATCH_BUDGET_S = 10.0
-_SHOWN = 3
-
-Found = dict[tuple[int, str], dict[str, TensorLocator]]
 
 
-def resolve_targets(
+def resolve_parts(
     options: LoraOptions,
     tensors: Iterable[TensorLocator],
     base: BaseModelFacts,
     max_rank: int,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[TargetSpec, ...]:
-    """The adapter's targets on `base`, ordered by layer and module.
+    may_be_none: bool = False,
+) -> AdapterParts:
+    """What the adapter brings to the decoder layers of `base`.
+
+    Args: may_be_none, it brings something elsewhere.
 
     Raises: AdapterRefused TARGET_UNSUPPORTED, OPTION_UNSUPPORTED, RANK_UNSUPPORTED,
     BASE_MODEL_MISMATCH, WEIGHTS_INVALID or CONFIG_INVALID, naming module or tensor.
     """
     deadline = clock() + MATCH_BUDGET_S
     _refuse_other_modules(options, "model")
-    found, prefix = _sort_tensors(tensors, base)
-    _refuse_other_modules(options, prefix)
-    _refuse_idle_names(options, base, prefix)
+    trained = sort_tensors(tensors, base)
+    _refuse_other_modules(options, trained.prefix)
+    _refuse_idle_names(options, base, trained)
+    targeted: set[tuple[int, str]] = set()
+    for layer, module in _places(base, trained):
+        if clock() > deadline:
+            raise refused("CONFIG_INVALID", "target_modules", "patterns take too long")
+        if is_target(options, trained.name(layer, module)):
+            targeted.add((layer, module))
+    _check_complete(options, base, trained, targeted)
+    if not targeted and not may_be_none:
+        raise refused("TARGET_UNSUPPORTED", "target_modules", "no module of the base model fits")
     targets: list[TargetSpec] = []
-    missing: list[str] = []
-    untargeted: list[str] = []
+    biases: list[BiasSpec] = []
+    for layer, module in _places(base, trained):
+        found = trained.tensors.get((layer, module), {})
+        if (layer, module) in targeted:
+            targets += _targets(options, base, trained, layer, module, max_rank)
+        values = found.get("targeted_bias") or found.get("bias")
+        if values is not None:
+            _check_rows(base, module, values)
+            for part, row0, num_rows in _rows(base, module):
+                biases.append(BiasSpec(layer, part, values, row0, num_rows))
+    return AdapterParts(tuple(targets), tuple(biases))
+
+
+def _places(base: BaseModelFacts, trained: TrainedModules) -> Iterator[tuple[int, str]]:
     for layer in range(base.spec.num_layers):
-        for module in LAYER_MODULES:
-            if clock() > deadline:
-                raise _refused("CONFIG_INVALID", "target_modules", "patterns take too long")
-            name = module_name(prefix, layer, module)
-            pair = found.get((layer, module), {})
-            if not is_target(options, name):
-                untargeted += [tensor.name for tensor in pair.values()]
-            elif len(pair) < 2:
-                missing += [f"{name}.lora_{matrix}" for matrix in "AB" if matrix not in pair]
-            else:
-                targets.append(_target(options, base, name, layer, module, pair, max_rank))
-    if untargeted:
-        raise _refused(
-            "TARGET_UNSUPPORTED", _few(untargeted), "the module is not in target_modules"
-        )
-    if missing:
-        raise _refused(
-            "WEIGHTS_INVALID",
-            _few(missing),
-            "adapter_config.json targets it, but the weights hold no such tensor",
-        )
-    if not targets:
-        raise _refused("TARGET_UNSUPPORTED", "target_modules", "no module of the base model fits")
-    return tuple(targets)
+        for module in trained.modules:
+            yield layer, module
 
 
-def _sort_tensors(tensors: Iterable[TensorLocator], base: BaseModelFacts) -> tuple[Found, str]:
-    found: Found = {}
-    prefixes: dict[str, TensorKey] = {}
-    for tensor in tensors:
-        key = parse_key(tensor.name)
-        if key.layer >= base.spec.num_layers:
-            raise _mismatch(base, f"layer of {tensor.name}", key.layer, base.spec.num_layers - 1)
-        if tensor.dtype not in DTYPES:
-            raise _refused("WEIGHTS_INVALID", tensor.name, f"dtype {tensor.dtype} is no LoRA dtype")
-        pair = found.setdefault((key.layer, key.module), {})
-        if key.matrix in pair:
-            raise _refused(
-                "WEIGHTS_INVALID", tensor.name, f"same matrix as {pair[key.matrix].name}"
-            )
-        pair[key.matrix] = tensor
-        prefixes.setdefault(key.prefix, key)
-    if len(prefixes) > 1:
-        raise _refused(
-            "WEIGHTS_INVALID",
-            _few([key.name for key in prefixes.values()]),
-            "module names begin in different ways",
-        )
-    return found, next(iter(prefixes), "model")
-
-
-def _target(
+def _check_complete(
     options: LoraOptions,
     base: BaseModelFacts,
-    name: str,
+    trained: TrainedModules,
+    targeted: set[tuple[int, str]],
+) -> None:
+    """Refuse tensors that nothing reads, and modules without the tensors that they need."""
+    missing: list[str] = []
+    untargeted: list[str] = []
+    for place in _places(base, trained):
+        found, is_targeted = trained.tensors.get(place, {}), place in targeted
+        needed = wanted(options, base, place[1], targeted=is_targeted)
+        for kind in sorted(found.keys() - needed):
+            if is_targeted or kind == "bias":
+                raise idle(options, base, found[kind].name, kind, targeted=is_targeted)
+            untargeted.append(found[kind].name)
+        missing += [f"{trained.name(*place)}.{suffix(kind)}" for kind in needed - found.keys()]
+    if untargeted:
+        raise refused(
+            "TARGET_UNSUPPORTED", few(sorted(untargeted)), "the module is not in target_modules"
+        )
+    if missing:
+        raise refused(
+            "WEIGHTS_INVALID",
+            few(sorted(missing)),
+            "adapter_config.json targets it, but the weights hold no such tensor",
+        )
+
+
+def _targets(
+    options: LoraOptions,
+    base: BaseModelFacts,
+    trained: TrainedModules,
     layer: int,
     module: str,
-    pair: dict[str, TensorLocator],
     max_rank: int,
-) -> TargetSpec:
-    a, b = pair["A"], pair["B"]
-    in_features, out_features = base.spec.module_shape(module)
+) -> Iterator[TargetSpec]:
+    """The LoRA of one module that was trained, a target for each module of the base inside it."""
+    name, found = trained.name(layer, module), trained.tensors[layer, module]
     rank = rank_of(options, name)
-    for tensor, side, size in ((a, 1, in_features), (b, 0, out_features)):
-        if len(tensor.shape) != 2:
-            raise _refused("WEIGHTS_INVALID", tensor.name, f"shape {tensor.shape}; must be 2-D")
-        if tensor.shape[side] != size:
-            raise _mismatch(base, f"{'rows' if side == 0 else 'columns'} of {tensor.name}",
-                            tensor.shape[side], size)  # fmt: skip
-        if tensor.shape[1 - side] != rank:
-            raise _refused(
-                "RANK_UNSUPPORTED",
-                tensor.name,
-                f"adapter_config.json gives rank {rank}, its shape is {tensor.shape}",
-            )
+    _check_matrices(base, module, found, rank)
     if rank > max_rank:
         raise AdapterRefused(
             f"rank of {name} is {rank}; at most {max_rank}",
@@ -123,62 +123,78 @@ def _target(
             metadata={"field": f"rank of {name}", "value": str(rank), "limit": str(max_rank)},
         )
     factor = scaling(alpha_of(options, name), rank, rslora=options.use_rslora)
-    return TargetSpec(layer, module, rank, factor, a, b)
+    b_bias, magnitude = found.get("lora_bias"), found.get("magnitude")
+    for vector in (b_bias, magnitude):
+        if vector is not None:
+            _check_rows(base, module, vector)
+    for part, row0, num_rows in _rows(base, module):
+        yield TargetSpec(
+            layer, part, rank, factor, found["A"], found["B"], row0, num_rows, b_bias, magnitude
+        )
+
+
+def _check_matrices(base: BaseModelFacts, module: str, found: Tensors, rank: int) -> None:
+    in_features = base.spec.module_shape(MODULE_PARTS[module][0])[0]
+    sizes = (found["A"], 1, in_features), (found["B"], 0, _num_rows(base, module))
+    for tensor, side, size in sizes:
+        if len(tensor.shape) != 2:
+            raise refused("WEIGHTS_INVALID", tensor.name, f"shape {tensor.shape}; must be 2-D")
+        if tensor.shape[side] != size:
+            what = f"{'rows' if side == 0 else 'columns'} of {tensor.name}"
+            raise mismatch(base, what, tensor.shape[side], size)
+        if tensor.shape[1 - side] != rank:
+            raise refused(
+                "RANK_UNSUPPORTED",
+                tensor.name,
+                f"adapter_config.json gives rank {rank}, its shape is {tensor.shape}",
+            )
+
+
+def _check_rows(base: BaseModelFacts, module: str, vector: TensorLocator) -> None:
+    if len(vector.shape) != 1:
+        raise refused("WEIGHTS_INVALID", vector.name, f"shape {vector.shape}; must be 1-D")
+    if vector.shape[0] != _num_rows(base, module):
+        what = f"numbers of {vector.name}"
+        raise mismatch(base, what, vector.shape[0], _num_rows(base, module))
+
+
+def _rows(base: BaseModelFacts, module: str) -> Iterator[tuple[str, int, int]]:
+    """(module of the base, its first row, its rows) inside a module that was trained."""
+    row0 = 0
+    for part in MODULE_PARTS[module]:
+        num_rows = base.spec.module_shape(part)[1]
+        yield part, row0, num_rows
+        row0 += num_rows
+
+
+def _num_rows(base: BaseModelFacts, module: str) -> int:
+    return sum(num_rows for _, _, num_rows in _rows(base, module))
 
 
 def _refuse_other_modules(options: LoraOptions, prefix: str) -> None:
     """PEFT would put a LoRA there too."""
     start = f"{prefix}." if prefix else ""
-    for name in (f"{start}embed_tokens", "lm_head", f"{start}norm"):
-        if is_target(options, name, is_output_head=name == "lm_head") and not _all(options, name):
-            raise _refused("TARGET_UNSUPPORTED", name, "LoRA on this module is not supported yet")
+    # not a linear layer, so `all-linear` does not mean it
+    if is_target(options, f"{start}norm", is_output_head=True):
+        raise refused("TARGET_UNSUPPORTED", f"{start}norm", "this module takes no LoRA")
 
 
-def _all(options: LoraOptions, name: str) -> bool:
-    """`all-linear` means linear layers alone."""
-    targets = options.target_modules
-    return isinstance(targets, str) and targets.lower() == "all-linear" and "lm_head" not in name
-
-
-def _refuse_idle_names(options: LoraOptions, base: BaseModelFacts, prefix: str) -> None:
+def _refuse_idle_names(options: LoraOptions, base: BaseModelFacts, trained: TrainedModules) -> None:
     """A listed module that the base lacks was trained on another model, or is misspelt."""
     if isinstance(options.target_modules, str):
         return
-    names = [
-        module_name(prefix, layer, module)
-        for layer in range(base.spec.num_layers)
-        for module in LAYER_MODULES
-    ]
+    names = [trained.name(*place) for place in _places(base, trained)]
+    names += [f"{trained.prefix}.{EMBEDDING}" if trained.prefix else EMBEDDING, HEAD]
     endings = {name[start:] for name in names for start in _starts(name)}
-    idle = [module for module in options.target_modules if module not in endings]
-    if idle:
-        raise _refused(
+    unknown = [module for module in options.target_modules if module not in endings]
+    if unknown:
+        raise refused(
             "TARGET_UNSUPPORTED",
-            _few(idle),
-            f"target_modules names it; {base.name} takes LoRA on {', '.join(LAYER_MODULES)}",
+            few(unknown),
+            f"target_modules names it; {base.name} takes LoRA on "
+            f"{', '.join((*LAYER_MODULES, *VOCABULARY_MODULES))}",
         )
 
 
 def _starts(name: str) -> list[int]:
     return [0] + [index + 1 for index, char in enumerate(name) if char == "."]
-
-
-def _few(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN])[:600] + (f" and {more} more" if more > 0 else "")
-
-
-def _mismatch(base: BaseModelFacts, what: str, value: int, limit: int) -> AdapterRefused:
-    return AdapterRefused(
-        f"{what} is {value}, {base.name} has {limit}: trained on another base model",
-        reason="BASE_MODEL_MISMATCH",
-        metadata={"field": what, "value": str(value), "limit": str(limit)},
-    )
-
-
-def _refused(reason: str, what: str, problem: str) -> AdapterRefused:
-    return AdapterRefused(
-        f"{what}: {problem}",
-        reason=reason,
-        metadata={"field": what, "value": what, "limit": problem},
-    )

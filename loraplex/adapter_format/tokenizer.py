@@ -13,8 +13,13 @@ from typing import Any
 from loraplex.adapter_format.jsontext import canonical_json, parse_object
 from loraplex.status import AdapterRefused
 
+#: special tokens that a chat template may name
+SPECIAL_TOKENS = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
 MAX_TOKENIZER_BYTES = 64 << 20
-MAX_TEMPLATE_BYTES = 1 << 20
+#: an engine renders templates up to this size
+MAX_TEMPLATE_BYTES = 256 << 10
 #: files that are read, and therefore stored with an adapter
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -78,10 +83,27 @@ def chat_template(files: Mapping[str, Path]) -> str | None:
             if isinstance(value, list):
                 value = _default_of(value)
             if isinstance(value, str):
-                if len(value) > MAX_TEMPLATE_BYTES:
+                if len(value.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE_BYTES:
                     raise _unreadable(name, f"chat_template exceeds {MAX_TEMPLATE_BYTES} bytes")
                 return value
     return None
+
+
+def template_tokens(files: Mapping[str, Path], template: str) -> dict[str, str] | None:
+    """Special tokens that `template` names, as `tokenizer_config.json` spells them; None without
+    the file, or when the template names none."""
+    path = files.get("tokenizer_config.json")
+    names = [name for name in SPECIAL_TOKENS if name in template]
+    if path is None or not names:
+        return None
+    table = _load(path, "tokenizer_config.json", MAX_TOKENIZER_BYTES)
+    found: dict[str, str] = {}
+    for name in names:
+        value = table.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[name] = value
+    return found
 
 
 def generation_eos(files: Mapping[str, Path]) -> tuple[int, ...] | None:

@@ -10,9 +10,8 @@ from typing import Any
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from loraplex.registry.v1 import registry_pb2 as pb
-from registry_svc.cli.client import Client, read_labels
-from registry_svc.cli.output import (
+from loraplex.adapter_format import parse_manifest
+from loraplex.printing import (
     enum_name,
     print_fields,
     print_json,
@@ -21,6 +20,9 @@ from registry_svc.cli.output import (
     size,
     to_plain,
 )
+from loraplex.registry.v1 import registry_pb2 as pb
+from registry_svc.cli.chat import chat_fields
+from registry_svc.cli.client import Client, read_labels
 from registry_svc.names import check_name
 
 
@@ -37,7 +39,7 @@ def register(args: argparse.Namespace) -> None:
     )
     with Client(args) as client:
         sent, left = "", list[str]()
-        if args.source.startswith(("s3://", "file://")):
+        if "://" in args.source:
             request.source_uri = args.source
         else:
             uploaded = client.upload(Path(args.source))
@@ -235,6 +237,7 @@ def _print_adapter(
         fields["weights"] = size(version.weights_bytes)
         files = [f"{file.name} ({size(file.size_bytes)})" for file in version.manifest.files]
         fields["files"] = files
+        fields |= chat_fields(parse_manifest(version.manifest.canonical_json))
     print_fields(fields)
 
 

@@ -1,27 +1,22 @@
-"""registryctl's commands about base models and tenants, and the check without a server."""
+"""registryctl's commands about base models and tenants."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from loraplex.adapter_format import BaseModelFacts, check_adapter, read_folder
 from loraplex.base_folder import find_base_folder, read_base_folder
-from loraplex.registry.v1 import registry_pb2 as pb
-from registry_svc.cli.adapters import pages
-from registry_svc.cli.client import Client
-from registry_svc.cli.output import (
+from loraplex.printing import (
     print_fields,
     print_json,
     print_table,
     short,
-    size,
     to_plain,
 )
-from registry_svc.facts import base_model_facts
-from registry_svc.messages import read_base_model
+from loraplex.registry.v1 import registry_pb2 as pb
+from registry_svc.cli.adapters import pages
+from registry_svc.cli.client import Client
 from registry_svc.names import check_name
 
 
@@ -78,56 +73,6 @@ def show(args: argparse.Namespace) -> None:
     _print_model(found.base_model, "name")
 
 
-def verify(args: argparse.Namespace) -> None:
-    """The registry's check, here. With a base model's folder no server is asked."""
-    checked = check_adapter(
-        read_folder(Path(args.folder)).files,
-        _facts(args),
-        max_rank=args.max_lora_rank,
-        base_model_confirmed=args.base_model_confirmed,
-    )
-    left = [f"{name}: {reason}" for name, reason in read_folder(Path(args.folder)).not_stored]
-    rows = checked.report.rows
-    if args.output == "json":
-        print_json(
-            {
-                "digest": checked.manifest.digest,
-                "base_model": checked.manifest.base_model,
-                "max_rank": checked.spec.max_rank,
-                "parameter_count": checked.spec.parameter_count,
-                "weights_bytes": checked.spec.weights_bytes,
-                "coverage": [
-                    {
-                        "module": row.module,
-                        "layers": row.layers,
-                        "rank": row.rank,
-                        "scaling": row.scaling,
-                        "bytes": row.num_bytes,
-                    }
-                    for row in rows
-                ],
-                "notes": list(checked.report.notes),
-                "not_stored": left,
-            }
-        )
-        return
-    print_table(
-        ("MODULE", "LAYERS", "RANK", "SCALING", "BYTES"),
-        [(row.module, row.layers, row.rank, row.scaling, row.num_bytes) for row in rows],
-    )
-    print()
-    print_fields(
-        {
-            "fits": checked.manifest.base_model,
-            "digest": checked.manifest.digest,
-            "parameters": checked.spec.parameter_count,
-            "weights": size(checked.spec.weights_bytes),
-            "notes": list(checked.report.notes),
-            "not stored": left,
-        }
-    )
-
-
 def tenant_show(args: argparse.Namespace) -> None:
     with Client(args) as client:
         found = client.call("GetTenant", pb.GetTenantRequest(name=args.name)).tenant
@@ -144,18 +89,6 @@ def tenant_update(args: argparse.Namespace) -> None:
     request = pb.UpdateTenantRequest(tenant=tenant, update_mask=FieldMask(paths=paths))
     with Client(args) as client:
         _print_tenant(args, client.call("UpdateTenant", request).tenant)
-
-
-def _facts(args: argparse.Namespace) -> BaseModelFacts:
-    """A folder if there is one of that name, else the registry's base model."""
-    if Path(args.base_model).is_dir():
-        name = args.base_model_name or Path(args.base_model).resolve().name
-        aliases = (args.base_model, *args.alias)
-        return read_base_folder(Path(args.base_model), name, aliases)[0]
-    with Client(args) as client:
-        request = pb.GetBaseModelRequest(name=args.base_model)
-        found = client.call("GetBaseModel", request).base_model
-    return base_model_facts(read_base_model(found))
 
 
 def _print_model(model: pb.BaseModel, title: str) -> None:

@@ -106,10 +106,15 @@ def version_not_found(adapter: Adapter, version: str) -> NotFound:
 
 
 def not_active(adapter: Adapter) -> FailedPrecondition:
+    metadata = {"adapter": adapter.name, "state": adapter.state.value}
+    until = ""
+    if adapter.drain_deadline is not None:
+        metadata["drain_deadline"] = adapter.drain_deadline.isoformat(timespec="seconds")
+        until = f" and drains until {metadata['drain_deadline']}; publish again after that"
     return FailedPrecondition(
-        f"adapter {adapter.name!r} is {adapter.state.value}: it was unregistered",
+        f"adapter {adapter.name!r} is {adapter.state.value}: it was unregistered{until}",
         reason="VERSION_NOT_ACTIVE",
-        metadata={"adapter": adapter.name, "state": adapter.state.value},
+        metadata=metadata,
     )
 
 

@@ -67,6 +67,7 @@ class Publisher:
     scratch_dir: Path
     max_adapter_bytes: int
     max_lora_rank: int
+    max_saved_bytes: int
 
     def publish(self, caller: Caller, request: PublishRequest) -> Published:
         """Make a folder the next version of a name.
@@ -94,6 +95,7 @@ class Publisher:
                 staged.files,
                 base_model_facts(base),
                 max_rank=self.max_lora_rank,
+                max_saved_bytes=self.max_saved_bytes,
                 base_model_confirmed=request.base_model_confirmed,
             )
             files = tuple(

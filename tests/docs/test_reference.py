@@ -15,6 +15,7 @@ from engine_svc.cli import main as enginectl
 from registry_svc import settings as registry_settings
 from registry_svc.cli import main as registryctl
 from tests.docs.fake_engine import serving
+from tests.support import coverage
 from tools import reference
 from tools.dev.tasks import TARGETS
 
@@ -33,6 +34,12 @@ def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     assert written == reference.pages()[name], "run: python -m tools.reference"
 
 
+def test_the_page_on_adapters_holds_the_table_that_the_fidelity_tests_run() -> None:
+    written = coverage.PAGE.read_text()
+    assert written == coverage.page(written), "run: python -m tests.support.coverage"
+    assert all(f"| `{case.option}` | {case.what} |" in written for case in coverage.COVERAGE)
+
+
 def test_the_reference_names_every_setting_metric_and_flag() -> None:
     text = "".join(page.read_text() for page in reference.FOLDER.glob("*.md"))
     names = [setting.env for setting in engine_settings.SETTINGS]
@@ -40,6 +47,11 @@ def test_the_reference_names_every_setting_metric_and_flag() -> None:
     names += [metric.name for metric in engine_metrics.METRICS]
     assert len(names) > 50
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_argument_of_a_command_has_a_meaning() -> None:
+    lines = (reference.FOLDER / "commands.md").read_text().splitlines()
+    assert [line for line in lines if line.endswith("|  |")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

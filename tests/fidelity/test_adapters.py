@@ -1,86 +1,174 @@
-"""What PEFT can write, one row each, in one mixed batch against PEFT."""
+"""What PEFT can write, each row alone and all of a base in one mixed batch, against PEFT."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from engine_svc.model.lora import KernelLora
 from engine_svc.types import NO_SLOT, SamplingParams
+from tests.support.coverage import BASES, COVERAGE, CoverageCase
 from tests.support.direct_runner import DirectRunner, SeatedSequence
-from tests.support.oracle import Comparison, Oracle, pack, write_checkpoint, write_peft_adapter
+from tests.support.oracle import (
+    Comparison,
+    Oracle,
+    pack,
+    write_checkpoint,
+    write_fused_twin,
+    write_peft_adapter,
+)
+
+#: PEFT warns of options that it changes, and of the bias of a LoRA above a layer without one
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 TOLERANCE = 1e-4
+ADAPTER = "the adapter"
 GREEDY = SamplingParams(max_tokens=64, seed=0, temperature=0.0)
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
-ADAPTERS: dict[str, dict[str, Any]] = {
-    "rank 1": {"r": 1, "lora_alpha": 1, "target_modules": ["q_proj"]},
-    "odd ranks above one block": {"r": 17, "lora_alpha": 9, "target_modules": ALL},
-    "rank 33, rsLoRA": {
-        "r": 33, "lora_alpha": 8, "use_rslora": True, "target_modules": ["v_proj", "down_proj"],
-    },
-    "rank and alpha patterns": {
-        "r": 4, "lora_alpha": 8, "target_modules": ALL,
-        "rank_pattern": {"down_proj": 7, r"layers\.1\.self_attn\.q_proj": 2},
-        "alpha_pattern": {"up_proj": 3, "k_proj": 20},
-    },
-    "all-linear": {"r": 3, "lora_alpha": 6, "target_modules": "all-linear"},
-    "a regular expression": {
-        "r": 6, "lora_alpha": 6, "target_modules": r".*\.(0|2)\.mlp\.(gate|up)_proj",
-    },
-    "some layers": {
-        "r": 5, "lora_alpha": 20, "target_modules": ATTENTION, "layers_to_transform": [1],
-    },
-}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("base") / "m", "LlamaForCausalLM", seed=4)
+@dataclass
+class Base:
+    """A base model with the adapters of the table that belong to it."""
 
+    model_dir: Path
+    cases: list[CoverageCase]
+    packed: list[tuple[str, int, bytes]]
+    #: what transformers says of the base, and PEFT of each case
+    plain: Oracle
+    oracles: list[Oracle]
 
-@pytest.fixture(scope="module")
-def adapter_dirs(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {
-        name: write_peft_adapter(model_dir, root / str(index), seed=index, **dict(config))
-        for index, (name, config) in enumerate(ADAPTERS.items())
-    }
-
-
-def test_every_kind_of_adapter_and_the_base_share_a_batch_with_joins_and_leaves(
-    model_dir: Path, adapter_dirs: dict[str, Path]
-) -> None:
-    shapes = DirectRunner(model_dir, arena_bytes=1 << 20).loaded
-    packed = {name: pack(d, shapes.base, shapes.layout) for name, d in adapter_dirs.items()}
-    run = DirectRunner(
-        model_dir, {digest: data for digest, _, data in packed.values()},
-        arena_bytes=1 << 24, max_num_seqs=16, max_slots=8,
-    )  # fmt: skip
-    run.record_logits()
-    names = [*ADAPTERS, None]
-    for slot, (digest, num_pages, _) in enumerate(packed.values()):
-        run.load_slot(slot, digest, num_pages)
-    sequences = [
-        SeatedSequence(
-            seat,
-            seat if name else NO_SLOT,
-            [(13 * seat + 5 * i) % 130 for i in range(3 + 4 * seat)],
-            GREEDY,
+    def runner(self, lora: str, cases: list[int]) -> DirectRunner:
+        """With the adapters of `cases` in slots 0, 1, …"""
+        packed = {digest: data for digest, _, data in (self.packed[case] for case in cases)}
+        run = DirectRunner(
+            self.model_dir, packed, arena_bytes=1 << 25, max_num_seqs=32, max_slots=len(cases)
         )
-        for seat, name in enumerate(names)
-    ]
-    # joins: two new sequences at each turn of three tokens; leaves: at 11 tokens
-    for joined in range(2, len(sequences) + 2, 2):
-        run.generate([s for s in sequences[:joined] if len(s.outputs) < 9], joined + 3, chunk=6)
-    run.generate(sequences, 11, chunk=6)
-    oracle, comparison = Oracle(model_dir, adapter_dirs), Comparison()
-    for name, sequence in zip(names, sequences, strict=True):
-        comparison.check(oracle, name, sequence, sequence.logits, TOLERANCE)
-        if name is not None:
-            changed = oracle.logits(sequence.prompt, name) - oracle.logits(sequence.prompt, None)
-            assert changed.abs().max() > 30 * TOLERANCE, f"{name} must matter"
+        if lora == "kernels":
+            inner: Any = run.runner
+            layout, slots = run.loaded.layout, len(cases)
+            inner._lora = inner._model._lora = KernelLora(inner._site_table, layout, 512, slots)
+        run.record_logits()
+        for slot, case in enumerate(cases):
+            digest, num_pages, _ = self.packed[case]
+            run.load_slot(slot, digest, num_pages)
+        return run
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Base]:
+    return {name: build(name, tmp_path_factory.mktemp("base")) for name in BASES}
+
+
+def build(name: str, root: Path) -> Base:
+    architecture, changes = BASES[name]
+    model_dir = write_checkpoint(root / "m", architecture, seed=4, **changes)
+    run = DirectRunner(model_dir, arena_bytes=1 << 20)
+    shapes = run.loaded
+    run.close()
+    cases = [case for case in COVERAGE if case.base == name]
+    base = Base(model_dir, cases, [], Oracle(model_dir), [])
+    for index, case in enumerate(base.cases):
+        trained_on = write_fused_twin(model_dir, root / "fused") if case.fused else model_dir
+        folder = write_peft_adapter(trained_on, root / str(index), seed=index, **dict(case.config))
+        write_fields(folder, case.written)
+        rewrite_tensors(folder, folder, dtype=case.dtype)
+        served = root / f"{index} served"
+        shutil.copytree(folder, served)
+        rewrite_tensors(folder, served, keys=case.keys)
+        base.packed.append(pack(served, shapes.base, shapes.layout))
+        base.oracles.append(Oracle(trained_on, {ADAPTER: folder}))
+    return base
+
+
+def write_fields(folder: Path, fields: dict[str, Any]) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def rewrite_tensors(
+    source: Path, target: Path, *, dtype: str = "", keys: tuple[tuple[str, str], ...] = ()
+) -> None:
+    tensors = load_file(source / "adapter_model.safetensors")
+    found = {}
+    for name, tensor in tensors.items():
+        renamed = name
+        for old, new in keys:
+            renamed = renamed.replace(old, new)
+        assert not keys or renamed != name
+        found[renamed] = tensor.to(getattr(torch, dtype)) if dtype else tensor
+    save_file(found, target / "adapter_model.safetensors")
+
+
+def prompt(seat: int, length: int) -> list[int]:
+    return [(13 * seat + 5 * i) % 130 for i in range(length)]
+
+
+@pytest.mark.parametrize("case", COVERAGE, ids=lambda case: case.name)
+def test_an_adapter_alone_equals_peft(bases: dict[str, Base], case: CoverageCase) -> None:
+    base = bases[case.base]
+    index = base.cases.index(case)
+    run = base.runner("views", [index])
+    sequence = SeatedSequence(0, 0, prompt(index, 21), GREEDY)
+    run.generate([sequence], 6, chunk=9)
+    comparison, oracle = Comparison(), base.oracles[index]
+    comparison.check(oracle, ADAPTER, sequence, sequence.logits, TOLERANCE)
     comparison.assert_few_close_calls()
+    unchanged = base.plain.logits(sequence.prompt, None)
+    changed = oracle.logits(sequence.prompt, ADAPTER) - unchanged
+    assert changed.abs().max() > 30 * TOLERANCE, "the adapter must matter"
+    run.close()
+
+
+@pytest.mark.parametrize("lora", ["views", "kernels"])
+@pytest.mark.parametrize("name", BASES)
+def test_every_kind_of_adapter_and_the_base_share_a_batch_with_joins_and_leaves(
+    bases: dict[str, Base], name: str, lora: str
+) -> None:
+    base = bases[name]
+    run = base.runner(lora, list(range(len(base.cases))))
+    slots = [*range(len(base.cases)), NO_SLOT]
+    sequences = [
+        SeatedSequence(seat, slot, prompt(seat, 3 + 2 * seat), GREEDY)
+        for seat, slot in enumerate(slots)
+    ]
+    # joins: new sequences at each turn of three tokens; leaves: at 11 tokens
+    for joined in range(2, len(sequences) + 4, 4):
+        run.generate([s for s in sequences[:joined] if len(s.outputs) < 9], 5, chunk=6)
+    run.generate(sequences, 11, chunk=6)
+    comparison = Comparison()
+    for sequence in sequences:
+        is_base = sequence.slot == NO_SLOT
+        oracle = base.plain if is_base else base.oracles[sequence.slot]
+        adapter = None if is_base else ADAPTER
+        comparison.check(oracle, adapter, sequence, sequence.logits, TOLERANCE)
+    comparison.assert_few_close_calls()
+    run.close()
+
+
+def test_an_adapter_that_left_comes_back_in_another_slot_as_it_was(bases: dict[str, Base]) -> None:
+    """DoRA, whose gains are kept, in pages that held another adapter."""
+    base = bases["with biases"]
+    names = [case.name for case in base.cases]
+    dora, other = names.index("use_dora: a base with biases"), names.index("bias: all")
+    run = base.runner("views", [dora, other])
+    run.generate([SeatedSequence(9, NO_SLOT, [1], GREEDY)], 1)  # binds both
+    streams = []
+    for seat, (slot, case) in enumerate(((0, dora), (1, other), (1, dora), (0, other))):
+        digest, num_pages, _ = base.packed[case]
+        pages = run.load_slot(slot, digest, num_pages)
+        sequence = SeatedSequence(seat, slot, prompt(5, 17), GREEDY)
+        run.generate([sequence], 5)
+        comparison = Comparison()
+        comparison.check(base.oracles[case], ADAPTER, sequence, sequence.logits, TOLERANCE)
+        streams.append(sequence)
+        run.free.extend(pages)
+    first, _, again, _ = streams
+    assert torch.equal(torch.stack(first.logits), torch.stack(again.logits))
     run.close()

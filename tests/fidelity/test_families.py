@@ -18,6 +18,20 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+YARN_ROPE = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+    "original_max_position_embeddings": 64, "beta_fast": 4.0,
+}  # fmt: skip
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+#: served within its original context; the prompts and answers are shorter
+LONG_ROPE = {
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [2.0] * 6,
+        "short_factor": [1.0, 1.1, 1.3, 1.2, 1.7, 2.5],
+    },
+}  # fmt: skip
+PHI3: dict[str, Any] = {"pad_token_id": 2, "hidden_size": 48, "head_dim": 12}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-tied-sharded": (
@@ -30,10 +44,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-no-groups": ("LlamaForCausalLM", {"num_key_value_heads": 4}),
     "mistral": ("MistralForCausalLM", {"sliding_window": None}),
     "mistral-window": ("MistralForCausalLM", {"sliding_window": 9}),
+    "llama-rope-yarn": ("LlamaForCausalLM", {"rope_parameters": YARN_ROPE}),
+    "phi3": ("Phi3ForCausalLM", PHI3),
+    "phi3-window": ("Phi3ForCausalLM", {**PHI3, "sliding_window": 9}),
+    "phi3-partial-rotary": ("Phi3ForCausalLM", {**PHI3, "rope_parameters": PARTIAL_ROPE}),
+    "phi3-longrope": ("Phi3ForCausalLM", {**PHI3, **LONG_ROPE}),
+    "smollm3": ("SmolLM3ForCausalLM", {"pad_token_id": 2, "no_rope_layer_interval": 2}),
+    "smollm3-tied": ("SmolLM3ForCausalLM", {"pad_token_id": 2, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2ForCausalLM", {"hidden_size": 64, "head_dim": 16}),
+    "qwen2-tied-yarn": (
+        "Qwen2ForCausalLM",
+        {
+            "hidden_size": 64,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "rope_parameters": YARN_ROPE,
+        },
+    ),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 20}),
 }
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
 @pytest.fixture(params=FAMILIES)
@@ -45,10 +77,11 @@ def model_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_each_family_equals_transformers_and_peft_in_a_mixed_batch(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    adapter = write_peft_adapter(
-        model_dir, tmp_path / "a", seed=1, r=5, lora_alpha=12, target_modules=ALL
-    )
     shapes = DirectRunner(model_dir, arena_bytes=1 << 22).loaded
+    adapter = write_peft_adapter(
+        model_dir, tmp_path / "a", seed=1, r=5, lora_alpha=12,
+        target_modules=FUSED if shapes.base.fused_modules else ALL,
+    )  # fmt: skip
     digest, num_pages, packed = pack(adapter, shapes.base, shapes.layout)
     run = DirectRunner(model_dir, {digest: packed}, arena_bytes=1 << 23, max_num_seqs=4)
     run.record_logits()

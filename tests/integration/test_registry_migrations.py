@@ -62,6 +62,10 @@ def test_a_newer_database_stops_the_start(empty_database: Database) -> None:
     with pytest.raises(FailedPrecondition) as caught:
         require_migrated(empty_database)
     assert caught.value.metadata == {"found": "9999", "needed": "0001"}
+    assert "a newer build migrated it" in caught.value.message
+    assert "registryctl migrate" not in caught.value.message
+    with pytest.raises(FailedPrecondition, match="a newer build migrated it"):
+        migrate(empty_database)
 
 
 def test_every_constraint_has_a_name() -> None:

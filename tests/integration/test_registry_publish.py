@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -203,7 +204,11 @@ def test_an_unregistered_adapter_drains_ends_and_can_come_back(registry: Registr
     assert ended.adapter.state == pb.ADAPTER_STATE_DRAINING
     assert ended.revision == 5
     assert registry.call("UnregisterAdapter", name="sql").revision == 5, "idempotent"
-    assert registry.refused("ResolveAdapter", reference="sql").reason == "VERSION_NOT_ACTIVE"
+    draining = registry.refused("ResolveAdapter", reference="sql")
+    assert draining.reason == "VERSION_NOT_ACTIVE"
+    deadline = dt.datetime.fromisoformat(draining.metadata["drain_deadline"])
+    assert 590 < (deadline - registry.clock()).total_seconds() <= 600
+    assert f"drains until {draining.metadata['drain_deadline']}" in draining.message
     assert registry.refused("RollbackAdapter", name="sql").reason == "VERSION_NOT_ACTIVE"
     with pytest.raises(LoraplexError) as caught:
         registry.publish("sql", folder)

@@ -79,6 +79,7 @@ def test_a_bad_folder_is_refused_and_nothing_is_seen(tmp_path: Path, case: str) 
             "RegisterAdapter", name="bad", base_model=BASE_NAME, source_uri=f"file://{folder}"
         )
         assert (refused.code.name, refused.reason) == ("FAILED_PRECONDITION", reason)
+        assert "scratch" not in refused.message
         assert refused.metadata.keys() >= {"field", "value"} or reason.endswith("MISMATCH")
         assert registry.refused("GetAdapter", name="bad").reason == "ADAPTER_NOT_FOUND"
         assert not list((tmp_path / "blobs").rglob("sha256/*/*"))
@@ -163,6 +164,10 @@ def test_an_s3_folder_is_copied_and_its_absence_is_told_from_wrong_keys(
         ):
             refused = registry.refused("RegisterAdapter", source_uri=uri, **fields)
             assert refused.reason == reason, uri
+        outside = registry.refused("RegisterAdapter", source_uri=f"{root}/1", **fields)
+        assert outside.reason == "CONFIG_INVALID"
+        assert f"missing in {root}/1;" in outside.message
+        assert "scratch" not in outside.message
         with environment({"AWS_SECRET_ACCESS_KEY": "wrong"}):
             denied = registry.refused("RegisterAdapter", source_uri=f"{root}/1/sql", **fields)
         assert (denied.code.name, denied.reason) == ("UNAVAILABLE", "BLOB_STORE_DENIED")

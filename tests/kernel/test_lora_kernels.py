@@ -80,6 +80,17 @@ def test_gain_and_constant_apply_where_the_rank_is_zero() -> None:
     check_both(lora_case(segments, ((0, 0, 0),) * 3, 64, SPANS, torch.float32))
 
 
+def test_slices_that_share_one_a_equal_the_reference() -> None:
+    """As an adapter that was trained on a fused linear has them."""
+    case = lora_case([(0, 5, 0), (5, 2, 1)], ((20, 20, 20), (3, 3, 3)), 64, SPANS, torch.float32)
+    first = case.table.a_off[:, FIRST_ENTRY].clone()
+    case.table.a_off[:, FIRST_ENTRY : FIRST_ENTRY + len(SPANS)] = first[:, None]
+    u = check_shrink(case)
+    scale = case.table.scale[0, FIRST_ENTRY : FIRST_ENTRY + 2]
+    torch.testing.assert_close(u[:5, 0, :20] / scale[0], u[:5, 1, :20] / scale[1])
+    check_expand(case, u)
+
+
 def test_one_compiled_launch_serves_a_longer_work_list() -> None:
     """The number of tiles is read on the device: changing it in place changes what is done."""
     case = lora_case([(0, 20, 0), (20, 20, 3)], MIXED_RANKS, 64, SPANS, torch.float32)

@@ -8,6 +8,7 @@ Oracle(model_dir, {name: folder})                 logits of base or adapter
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,22 +56,62 @@ def write_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: 
     return folder
 
 
+def write_fused_twin(model_dir: Path, folder: Path) -> Path:
+    """The weights of a Llama behind Phi-3's fused linears: the same function."""
+    if folder.exists():
+        return folder
+    source = load_base(model_dir)
+    weights = source.state_dict()
+    for layer in range(source.config.num_hidden_layers):
+        for part, fused, names in (
+            ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj")),
+            ("mlp", "gate_up_proj", ("gate_proj", "up_proj")),
+        ):
+            start = f"model.layers.{layer}.{part}"
+            rows = [weights.pop(f"{start}.{name}.weight") for name in names]
+            weights[f"{start}.{fused}.weight"] = torch.cat(rows)
+    eps = source.config.rms_norm_eps
+    config = transformers.Phi3Config(**{**TINY, "pad_token_id": 0, "rms_norm_eps": eps})
+    twin = transformers.Phi3ForCausalLM(config).float()
+    twin.load_state_dict(weights)
+    twin.save_pretrained(folder)
+    return folder
+
+
 def load_base(model_dir: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=torch.float32, attn_implementation="eager"
     ).eval()
 
 
-def write_peft_adapter(model_dir: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
-    """An adapter whose B is random, so that it changes the output."""
+def write_peft_adapter(
+    model_dir: Path,
+    folder: Path,
+    seed: int = 0,
+    save_embedding_layers: bool | str = "auto",
+    **config: Any,
+) -> Path:
+    """An adapter of which nothing that was trained is at its initial value."""
     torch.manual_seed(seed)
     model = get_peft_model(load_base(model_dir), LoraConfig(task_type="CAUSAL_LM", **config))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
+    shake(model)
+    model.save_pretrained(folder, save_embedding_layers=save_embedding_layers)
     return folder
+
+
+@torch.no_grad()
+def shake(model: Any) -> None:
+    """Move everything that the adapter trains from its initial value."""
+    for name, parameter in model.named_parameters():
+        noise = torch.randn_like(parameter)
+        if "lora_magnitude_vector" in name:
+            parameter.mul_(1 + 0.3 * noise)
+        elif "lora_" in name:
+            parameter.copy_(noise * 0.1)
+        elif "modules_to_save" in name:
+            parameter.add_(noise * 0.05)
+        elif name.endswith(".bias") and parameter.requires_grad:
+            parameter.add_(noise * 0.2)
 
 
 def pack(folder: Path, base: BaseModelSpec, layout: AdapterLayout) -> tuple[str, int, bytes]:
@@ -79,20 +120,27 @@ def pack(folder: Path, base: BaseModelSpec, layout: AdapterLayout) -> tuple[str,
     files = read_folder(folder).files
     checked = check_adapter(files, facts, base_model_confirmed=True)
     digest = checked.manifest.digest
-    plan = plan_packing(checked.spec.targets, layout, digest)
+    plan = plan_packing(checked.spec.parts, layout, digest)
     out = bytearray(plan.num_bytes)
     write_packed(plan, files["adapter_model.safetensors"], memoryview(out))
     return digest, plan.num_pages, bytes(out)
 
 
 class Oracle:
-    """One base model in transformers, its adapters in PEFT."""
+    """One base model in transformers, its adapters in PEFT.
+
+    An adapter that replaces biases changes PEFT's base model too, so it has a model of its own.
+    """
 
     def __init__(self, model_dir: Path, adapters: Mapping[str, Path] | None = None) -> None:
         self.model: Any = load_base(model_dir)
         self._with_adapters = False
+        self._alone: dict[str, Any] = {}
         for name, folder in (adapters or {}).items():
-            if self._with_adapters:
+            if json.loads((folder / "adapter_config.json").read_text())["bias"] != "none":
+                own = PeftModel.from_pretrained(load_base(model_dir), str(folder))
+                self._alone[name] = own.eval()
+            elif self._with_adapters:
                 self.model.load_adapter(str(folder), adapter_name=name)
             else:
                 self.model = PeftModel.from_pretrained(self.model, str(folder), adapter_name=name)
@@ -103,6 +151,8 @@ class Oracle:
     def logits(self, token_ids: Sequence[int], adapter: str | None) -> torch.Tensor:
         """[T, V] fp32 of every position, under one adapter or the bare base."""
         ids = torch.tensor([list(token_ids)])
+        if adapter in self._alone:
+            return self._alone[adapter](ids).logits[0]
         if not self._with_adapters:
             return self.model(ids).logits[0]
         if adapter is None:

@@ -19,6 +19,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
 
 def test_old_and_new_style_configurations_mean_the_same():
     old = {**CONFIG, "rope_theta": 5e5, "rope_scaling": LLAMA3, "torch_dtype": "bfloat16"}
@@ -51,6 +53,31 @@ def test_families_differ_in_biases_and_norms(changes, expected):
     assert (spec.qkv_bias, spec.o_bias, spec.qk_norm) == expected
 
 
+def test_what_a_family_leaves_out_of_its_config_is_filled_in():
+    bare = {key: value for key, value in CONFIG.items() if key != "tie_word_embeddings"}
+    smollm3 = parse_config({**bare, "architectures": ["SmolLM3ForCausalLM"]})
+    assert smollm3.tied_embeddings
+    assert smollm3.rope_theta == 2000000.0
+    assert smollm3.layers_without_rope == ()
+    every_second = parse_config(
+        {**bare, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2}
+    )
+    assert every_second.layers_without_rope == (1,)
+    assert not parse_config(bare).tied_embeddings
+
+
+def test_a_fused_checkpoint_stacks_the_rows_of_its_modules():
+    spec = parse_config(
+        {**CONFIG, "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5}
+    )
+    assert spec.stored_modules(("q_proj", "k_proj", "v_proj")) == ("qkv_proj",)
+    assert spec.stored_modules(("o_proj",)) == ("o_proj",)
+    assert spec.module_shape("qkv_proj") == (32, 64)
+    assert spec.module_shape("gate_up_proj") == (32, 96)
+    assert module_path(0, "qkv_proj") == "model.layers.0.self_attn.qkv_proj"
+    assert spec.rotary_dim == 4
+
+
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
@@ -67,7 +94,33 @@ def test_families_differ_in_biases_and_norms(changes, expected):
         ({"head_dim": 7}, "head_dim"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"rope_theta": "big"}, "rope_theta"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn"),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {**YARN, "mscale": 0.7}}, "mscale"),
+        ({"rope_scaling": {**YARN, "truncate": False}}, "truncate"),
+        ({"rope_scaling": {**YARN, "beta_fast": -1}}, "beta_fast"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "dynamic"),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]},
+                "original_max_position_embeddings": 64,
+            },
+            "short_factor",
+        ),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "su", "short_factor": [1, 1, 1, 0], "long_factor": [1]},
+            },
+            "short_factor",
+        ),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.4},
+            "partial_rotary_factor",
+        ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, "no_rope_layers"),
         ({"rope_scaling": {"rope_type": ["linear"]}}, "rope_type"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 0}}, "low_freq_factor"),
@@ -91,6 +144,20 @@ def test_configurations_that_change_the_output_unseen_are_refused(changes, shown
     with pytest.raises(BaseModelUnsupported) as raised:
         parse_config({**CONFIG, **changes})
     assert shown in raised.value.message
+
+
+def test_longrope_is_served_within_its_original_context():
+    spec = parse_config(
+        {
+            **CONFIG,
+            "architectures": ["Phi3ForCausalLM"],
+            "max_position_embeddings": 512,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "su", "short_factor": [1, 1, 1, 2], "long_factor": [9] * 4},
+        }
+    )
+    assert spec.context_tokens == 64
+    assert spec.rope_scaling["factor"] == 8
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "null"])
@@ -178,6 +245,7 @@ def test_missing_files_are_named_with_the_fix(tmp_path, missing, shown):
     with pytest.raises(BaseModelUnsupported) as raised:
         read_base_folder(folder, "base")
     assert shown in raised.value.message
+    assert "None" not in raised.value.message
 
 
 def test_pickle_only_weights_name_the_pickle_and_the_conversion(tmp_path):

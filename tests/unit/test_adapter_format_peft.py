@@ -31,14 +31,13 @@ ACCEPTED = {
     "gaussian": {"init_lora_weights": "gaussian"},
     "orthogonal": {"init_lora_weights": "orthogonal"},
     "ignored by PEFT itself": {"fan_in_fan_out": True},
+    "weight-decomposed": {"use_dora": True, "target_modules": ["k_proj", "up_proj"]},
+    "biases of a base without any": {"bias": "all"},
+    "biases of LoRA": {"lora_bias": True, "bias": "lora_only"},
 }
 REFUSED = {
-    "use_dora": {"use_dora": True},
-    "bias": {"bias": "all"},
-    "lora_bias": {"lora_bias": True},
-    "modules_to_save": {"modules_to_save": ["lm_head"]},
-    "embed_tokens": {"target_modules": ["q_proj", "embed_tokens"]},
-    "lm_head": {"target_modules": ["q_proj", "lm_head"]},
+    "modules_to_save": {"modules_to_save": ["post_attention_layernorm"]},
+    "ensure_weight_tying": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     "trainable_token_indices": {"trainable_token_indices": [1, 2]},
     "init_lora_weights": {"init_lora_weights": "pissa"},
     "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},
@@ -92,7 +91,7 @@ def test_saved_folder_with_more_than_plain_lora_is_refused_by_name(model, tmp_pa
 
 def test_every_field_of_the_installed_peft_is_classified():
     fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
-    known = options._SUPPORTED | options._NEUTRAL | options._REFUSED.keys()
+    known = options._SUPPORTED | options._NEUTRAL | options.REFUSED.keys()
     assert fields - known == set()
     assert not options._SUPPORTED & options._NEUTRAL
-    assert not options._REFUSED.keys() & (options._SUPPORTED | options._NEUTRAL)
+    assert not options.REFUSED.keys() & (options._SUPPORTED | options._NEUTRAL)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loraplex.adapter_format import check_adapter, parse_manifest, read_folder
-from loraplex.base_model import LAYER_MODULES
+from loraplex.base_model import LAYER_MODULES, module_path
 from loraplex.status import AdapterRefused
 from tests.support.tiny_adapters import (
     adapter_tensors,
@@ -22,7 +22,9 @@ from tests.support.tiny_adapters import (
 )
 
 BASE = tiny_base()
-Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+ATTENTION0 = "base_model.model.model.layers.0.self_attn"
+MLP0 = "base_model.model.model.layers.0.mlp"
+Q0, K0, QKV0 = (f"{ATTENTION0}.{name}" for name in ("q_proj", "k_proj", "qkv_proj"))
 
 
 def refusal(folder, base=BASE, **options) -> AdapterRefused:
@@ -38,13 +40,26 @@ def renamed(old, new, tensors=None):
 
 CONFIG_CASES = {
     "no peft type": ({"peft_type": None}, "CONFIG_INVALID", "peft_type"),
-    "other peft type": ({"peft_type": "ADALORA"}, "OPTION_UNSUPPORTED", "ADALORA"),
+    "peft type of nobody": ({"peft_type": "NEXT"}, "OPTION_UNSUPPORTED", "NEXT"),
+    "peft type number": ({"peft_type": 7}, "OPTION_UNSUPPORTED", "peft_type is 7"),
     "task": ({"task_type": "SEQ_CLS"}, "OPTION_UNSUPPORTED", "task_type"),
-    "bias": ({"bias": "all"}, "OPTION_UNSUPPORTED", "bias"),
-    "dora": ({"use_dora": True}, "OPTION_UNSUPPORTED", "use_dora"),
-    "lora bias": ({"lora_bias": True}, "OPTION_UNSUPPORTED", "lora_bias"),
-    "fan in": ({"fan_in_fan_out": True}, "OPTION_UNSUPPORTED", "fan_in_fan_out"),
-    "saved modules": ({"modules_to_save": ["lm_head"]}, "OPTION_UNSUPPORTED", "modules_to_save"),
+    "other bias": ({"bias": "boft_only"}, "OPTION_UNSUPPORTED", "boft_only"),
+    "bias flag": ({"bias": True}, "OPTION_UNSUPPORTED", "bias"),
+    "dora without tensors": (
+        {"use_dora": True}, "WEIGHTS_INVALID", "q_proj.lora_magnitude_vector",
+    ),
+    "lora bias without tensors": ({"lora_bias": True}, "WEIGHTS_INVALID", "q_proj.lora_B.bias"),
+    "dora and lora bias": (
+        {"use_dora": True, "lora_bias": True}, "OPTION_UNSUPPORTED", "lora_bias",
+    ),
+    "dora text": ({"use_dora": "yes"}, "CONFIG_INVALID", "use_dora"),
+    "saved modules": ({"modules_to_save": ["norm"]}, "OPTION_UNSUPPORTED", "modules_to_save: norm"),
+    "saved modules without tensors": (
+        {"modules_to_save": ["lm_head"]}, "WEIGHTS_INVALID", "lm_head.weight",
+    ),
+    "saved modules that are no list": (
+        {"modules_to_save": "lm_head"}, "CONFIG_INVALID", "modules_to_save",
+    ),
     "tokens": ({"trainable_token_indices": [1]}, "OPTION_UNSUPPORTED", "trainable_token_indices"),
     "replication": ({"layer_replication": [[0, 2]]}, "OPTION_UNSUPPORTED", "layer_replication"),
     "parameters": ({"target_parameters": ["w"]}, "OPTION_UNSUPPORTED", "target_parameters"),
@@ -57,7 +72,13 @@ CONFIG_CASES = {
     "velora": ({"velora_config": {"n": 1}}, "OPTION_UNSUPPORTED", "velora_config"),
     "megatron": ({"megatron_config": {"n": 1}}, "OPTION_UNSUPPORTED", "megatron_config"),
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, "OPTION_UNSUPPORTED", "pissa_niter_4"),
-    "loftq": ({"init_lora_weights": "loftq"}, "OPTION_UNSUPPORTED", "init_lora_weights"),
+    "pissa without svd": ({"init_lora_weights": "pissa"}, "OPTION_UNSUPPORTED", "pissa"),
+    "olora": ({"init_lora_weights": "olora"}, "OPTION_UNSUPPORTED", "olora"),
+    "corda": ({"init_lora_weights": "corda"}, "OPTION_UNSUPPORTED", "corda"),
+    "lora-ga": ({"init_lora_weights": "lora_ga"}, "OPTION_UNSUPPORTED", "lora_ga"),
+    "loftq": ({"init_lora_weights": "loftq"}, "OPTION_UNSUPPORTED", "loftq"),
+    "init of nobody": ({"init_lora_weights": "next"}, "OPTION_UNSUPPORTED", "next"),
+    "init list": ({"init_lora_weights": ["pissa"]}, "OPTION_UNSUPPORTED", "pissa"),
     "unknown option": ({"use_next_idea": True}, "OPTION_UNSUPPORTED", "use_next_idea"),
     "rank zero": ({"r": 0}, "RANK_UNSUPPORTED", "r is 0"),
     "rank text": ({"r": "8"}, "RANK_UNSUPPORTED", "r is 8"),
@@ -65,15 +86,30 @@ CONFIG_CASES = {
     "rank pattern": ({"rank_pattern": {"q_proj": -1}}, "RANK_UNSUPPORTED", "q_proj"),
     "alpha text": ({"lora_alpha": "8"}, "CONFIG_INVALID", "lora_alpha"),
     "alpha huge": ({"lora_alpha": 10**400}, "CONFIG_INVALID", "lora_alpha"),
+    "alpha above fp32": ({"lora_alpha": 1e39}, "CONFIG_INVALID", "lora_alpha is 1e+39"),
+    "alpha pattern above fp32": (
+        {"alpha_pattern": {"q_proj": -1e39}},
+        "CONFIG_INVALID",
+        "alpha_pattern",
+    ),
     "rslora text": ({"use_rslora": "yes"}, "CONFIG_INVALID", "use_rslora"),
     "targets number": ({"target_modules": [1]}, "CONFIG_INVALID", "target_modules"),
     "targets regex": ({"target_modules": "("}, "CONFIG_INVALID", "target_modules"),
-    "runaway regex": ({"target_modules": "(a+)+b"}, "CONFIG_INVALID", "too many ways"),
+    "runaway regex": ({"target_modules": "(a+)+b"}, "CONFIG_INVALID", "'(a+)+b' could match"),
     "layers text": ({"layers_to_transform": ["0"]}, "CONFIG_INVALID", "layers_to_transform"),
     "layers and regex": (
         {"layers_to_transform": [0], "target_modules": ".*q_proj"},
         "CONFIG_INVALID",
         "layers_to_transform",
+    ),
+    "layers pattern and regex": (
+        {"layers_pattern": "layers", "target_modules": ".*q_proj"},
+        "CONFIG_INVALID",
+        "layers_pattern",
+    ),
+    "layers pattern alone": ({"layers_pattern": "layers"}, "CONFIG_INVALID", "layers_pattern"),
+    "lora bias and init": (
+        {"lora_bias": True, "init_lora_weights": "gaussian"}, "OPTION_UNSUPPORTED", "lora_bias",
     ),
     "patterns": ({"alpha_pattern": ["q_proj"]}, "CONFIG_INVALID", "alpha_pattern"),
     "many patterns": (
@@ -84,8 +120,15 @@ CONFIG_CASES = {
     "no base": ({"base_model_name_or_path": None}, "BASE_MODEL_MISMATCH", "does not say"),
     "unknown target": ({"target_modules": ["q_proj", "c_attn"]}, "TARGET_UNSUPPORTED", "c_attn"),
     "fused target": ({"target_modules": ["qkv_proj"]}, "TARGET_UNSUPPORTED", "qkv_proj"),
-    "head": ({"target_modules": ["q_proj", "lm_head"]}, "TARGET_UNSUPPORTED", "lm_head"),
-    "embedding": ({"target_modules": ["embed_tokens"]}, "TARGET_UNSUPPORTED", "embed_tokens"),
+    "head": ({"target_modules": ["q_proj", "lm_head"]}, "WEIGHTS_INVALID", "lora_A of lm_head"),
+    "embedding": ({"target_modules": ["embed_tokens"]}, "WEIGHTS_INVALID", "embed_tokens"),
+    "final norm": ({"target_modules": ["q_proj", "norm"]}, "TARGET_UNSUPPORTED", "model.norm"),
+    "regex without a match": (
+        {"target_modules": r".*\.attn\..*"}, "TARGET_UNSUPPORTED", "not in target_modules",
+    ),
+    "everything excluded": (
+        {"exclude_modules": ["q_proj", "v_proj"]}, "TARGET_UNSUPPORTED", "not in target_modules",
+    ),
     "no target": ({"target_modules": []}, "TARGET_UNSUPPORTED", "not in target_modules"),
     "target without tensors": (
         {"target_modules": ["q_proj", "v_proj", "k_proj"]},
@@ -133,24 +176,85 @@ def test_neutral_options_pass_whatever_they_hold(tmp_path):
 
 
 TENSOR_CASES = {
-    "dora": (lambda: {f"{Q0}.lora_magnitude_vector": np.ones(32)}, "OPTION_UNSUPPORTED", "dora"),
-    "lora bias": (lambda: {f"{Q0}.lora_B.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_bias"),
+    "magnitude without dora": (
+        lambda: {f"{Q0}.lora_magnitude_vector": np.ones(32)}, "OPTION_UNSUPPORTED", "use_dora",
+    ),
+    "bias of lora unasked": (
+        lambda: {f"{Q0}.lora_B.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_bias",
+    ),
+    "base layer": (
+        lambda: {f"{Q0}.base_layer.weight": np.ones((32, 32))}, "OPTION_UNSUPPORTED", "base layer",
+    ),
     "saved module": (
-        lambda: {"base_model.model.lm_head.modules_to_save.weight": np.ones((4, 4))},
-        "OPTION_UNSUPPORTED",
+        lambda: {"base_model.model.lm_head.modules_to_save.weight": np.ones((64, 32))},
+        "TARGET_UNSUPPORTED",
         "modules_to_save",
     ),
     "embedding": (
         lambda: {"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((4, 4))},
-        "OPTION_UNSUPPORTED",
-        "embeddings",
+        "TARGET_UNSUPPORTED",
+        "embed_tokens.lora_embedding_A",
     ),
-    "base bias": (lambda: {f"{Q0}.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "neither"),
+    "unknown kind": (
+        lambda: {f"{Q0}.lora_C.weight": np.ones(32)}, "OPTION_UNSUPPORTED", "lora_C.weight",
+    ),
+    "bias unasked": (
+        lambda: {f"{Q0}.base_layer.bias": np.ones(32)}, "OPTION_UNSUPPORTED", "bias none",
+    ),
+    "bias of another module unasked": (
+        lambda: {f"{K0}.bias": np.ones(16)}, "OPTION_UNSUPPORTED", "bias none",
+    ),
+    "fused and split": (
+        lambda: {f"{QKV0}.lora_A.weight": np.ones((4, 32))}, "WEIGHTS_INVALID", "qkv_proj, q_proj",
+    ),
     "vision tower": (
         lambda: {"base_model.model.vision_tower.layers.0.mlp.up_proj.lora_A.weight": np.ones(4)},
         "TARGET_UNSUPPORTED",
         "vision_tower",
     ),
+    "audio tower": (
+        lambda: {"base_model.model.audio_tower.layers.0.fc1.lora_A.weight": np.ones(4)},
+        "TARGET_UNSUPPORTED",
+        "audio_tower",
+    ),
+    "projector": (
+        lambda: {"base_model.model.multi_modal_projector.linear_1.lora_B.weight": np.ones(4)},
+        "TARGET_UNSUPPORTED",
+        "multi_modal_projector",
+    ),
+    "expert": (
+        lambda: {f"{MLP0}.experts.3.up_proj.lora_A.weight": np.ones(4)},
+        "TARGET_UNSUPPORTED",
+        "experts.3",
+    ),
+    "expert parameter": (
+        lambda: {f"{MLP0}.experts.base_layer.lora_A.weight": np.ones(4)},
+        "OPTION_UNSUPPORTED",
+        "experts",
+    ),
+    "router": (
+        lambda: {f"{MLP0}.gate.lora_A.weight": np.ones((4, 32))},
+        "TARGET_UNSUPPORTED",
+        "mlp.gate",
+    ),
+    "norm": (
+        lambda: {"base_model.model.model.layers.0.input_layernorm.lora_A.weight": np.ones(32)},
+        "TARGET_UNSUPPORTED",
+        "input_layernorm",
+    ),
+    "new tokens": (
+        lambda: {
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": np.ones(32)
+        },
+        "OPTION_UNSUPPORTED",
+        "trainable_token_indices",
+    ),
+    "loha": (lambda: {f"{Q0}.hada_w1_a": np.ones((32, 4))}, "OPTION_UNSUPPORTED", "hada_w1_a"),
+    "lokr": (lambda: {f"{Q0}.lokr_w1": np.ones((4, 4))}, "OPTION_UNSUPPORTED", "lokr_w1"),
+    "ia3": (lambda: {f"{Q0}.ia3_l": np.ones((32, 1))}, "OPTION_UNSUPPORTED", "ia3_l"),
+    "adalora": (lambda: {f"{Q0}.lora_E": np.ones((4, 1))}, "OPTION_UNSUPPORTED", "lora_E"),
+    "vera": (lambda: {f"{Q0}.vera_lambda_d": np.ones(4)}, "OPTION_UNSUPPORTED", "vera_lambda_d"),
+    "prompt": (lambda: {"prompt_embeddings": np.ones((4, 32))}, "OPTION_UNSUPPORTED", "prompt"),
     "unknown module": (
         lambda: {"base_model.model.model.layers.0.self_attn.qkv.lora_A.weight": np.ones((4, 4))},
         "TARGET_UNSUPPORTED",
@@ -200,6 +304,20 @@ TENSOR_CASES = {
 }  # fmt: skip
 
 
+def other_methods() -> list[str]:
+    peft = pytest.importorskip("peft")
+    return sorted(kind.value for kind in peft.PeftType if kind.value != "LORA")
+
+
+def test_every_other_method_of_the_installed_peft_is_refused_by_name(tmp_path):
+    methods = other_methods()
+    assert {"LOHA", "LOKR", "ADALORA", "VERA", "IA3", "PREFIX_TUNING", "OFT"} <= set(methods)
+    for method in methods:
+        error = refusal(write_adapter(tmp_path / method, config={"peft_type": method}))
+        assert error.reason == "OPTION_UNSUPPORTED"
+        assert f"peft_type is '{method}'" in error.message
+
+
 @pytest.mark.parametrize("case", TENSOR_CASES)
 def test_tensors_are_refused_by_name(tmp_path, case):
     changes, reason, shown = TENSOR_CASES[case]
@@ -207,6 +325,80 @@ def test_tensors_are_refused_by_name(tmp_path, case):
     error = refusal(write_adapter(tmp_path / "a", tensors=tensors))
     assert error.reason == reason, error.message
     assert shown in error.message
+
+
+BIASED = tiny_base(attention_bias=True)
+VECTOR_CASES = {
+    "missing bias": ({"bias": "lora_only"}, {}, "WEIGHTS_INVALID", "q_proj.base_layer.bias"),
+    "missing bias of a module without LoRA": (
+        {"bias": "all"}, {"q_proj", "v_proj"}, "WEIGHTS_INVALID", "k_proj.bias",
+    ),
+    "bias that PEFT ignores": (
+        {"bias": "all"}, {"q_proj.bias"}, "WEIGHTS_INVALID", "base_layer.bias",
+    ),
+    "base layer's bias without LoRA": (
+        {"bias": "all"}, {"k_proj"}, "TARGET_UNSUPPORTED", "k_proj.base_layer.bias",
+    ),
+    "bias outside lora_only": (
+        {"bias": "lora_only"}, {"q_proj", "v_proj", "k_proj.bias"},
+        "OPTION_UNSUPPORTED", "lora_only",
+    ),
+    "bias that the base lacks": (
+        {"bias": "all"}, {"down_proj.bias"}, "TARGET_UNSUPPORTED", "has no bias there",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VECTOR_CASES)
+def test_biases_are_refused_by_name(tmp_path, case):
+    config, modules, reason, shown = VECTOR_CASES[case]
+    tensors = adapter_tensors(BIASED.spec)
+    for layer in range(BIASED.spec.num_layers):
+        for module in modules:
+            name, _, plain = module.partition(".")
+            path = f"base_model.model.{module_path(layer, name)}.{plain or 'base_layer.bias'}"
+            tensors[path] = np.ones(BIASED.spec.module_shape(name)[1], "float32")
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config), BIASED)
+    assert error.reason == reason, error.message
+    assert shown in error.message
+
+
+@pytest.mark.parametrize("name", ["lora_magnitude_vector", "base_layer.bias", "lora_B.bias"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_refused_by_name(tmp_path, name, value):
+    tensors = adapter_tensors(BIASED.spec, ["q_proj"])
+    for layer in range(BIASED.spec.num_layers):
+        tensors[f"base_model.model.{module_path(layer, 'q_proj')}.{name}"] = np.ones(32, "float32")
+    tensors[f"{Q0}.{name}"][7] = value
+    option = {"lora_magnitude_vector": {"use_dora": True}, "lora_B.bias": {"lora_bias": True}}
+    config = {"target_modules": ["q_proj"], **option.get(name, {"bias": "lora_only"})}
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config), BIASED)
+    assert error.reason == "WEIGHTS_NOT_FINITE"
+    assert f"{Q0}.{name}" in error.message
+
+
+def test_one_magnitude_under_two_names_is_refused(tmp_path):
+    tensors = adapter_tensors(BASE.spec, ["q_proj"])
+    for ending in ("lora_magnitude_vector", "lora_magnitude_vector.weight"):
+        tensors[f"{Q0}.{ending}"] = np.ones(32, "float32")
+    config = {"target_modules": ["q_proj"], "use_dora": True}
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config))
+    assert error.reason == "WEIGHTS_INVALID"
+    assert "same matrix" in error.message
+
+
+@pytest.mark.parametrize("shape", [(31,), (1, 32), (33,)])
+@pytest.mark.parametrize("name", ["lora_magnitude_vector", "base_layer.bias"])
+def test_vectors_of_another_shape_are_refused(tmp_path, name, shape):
+    tensors = adapter_tensors(BIASED.spec, ["q_proj"])
+    for layer in range(BIASED.spec.num_layers):
+        path = f"base_model.model.{module_path(layer, 'q_proj')}"
+        tensors[f"{path}.{name}"] = np.ones(shape if layer else 32, "float32")
+    options = {"use_dora": True} if "magnitude" in name else {"bias": "lora_only"}
+    config = {"target_modules": ["q_proj"], **options}
+    error = refusal(write_adapter(tmp_path / "a", tensors=tensors, config=config), BIASED)
+    assert error.reason == ("BASE_MODEL_MISMATCH" if len(shape) == 1 else "WEIGHTS_INVALID")
+    assert f"layers.1.self_attn.q_proj.{name}" in error.message
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
@@ -312,6 +504,15 @@ def folder_refusal(path) -> AdapterRefused:
     with pytest.raises(AdapterRefused) as raised:
         read_folder(path)
     return raised.value
+
+
+def test_messages_call_a_copy_by_the_name_of_its_source(tmp_path):
+    write_adapter(tmp_path / "checkpoint-2")
+    with pytest.raises(AdapterRefused) as raised:
+        read_folder(tmp_path, "s3://bucket/sql/")
+    message = raised.value.message
+    assert "missing in s3://bucket/sql/; did you mean s3://bucket/sql/checkpoint-2?" in message
+    assert str(tmp_path) not in message
 
 
 def test_folder_that_is_none_is_refused(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from engine_svc.names import AdapterEntry, AliasEntry, NameMap, NameMapUpdate
 from engine_svc.types import AdapterRef
-from loraplex.status import NotFound
+from loraplex.status import NameInvalid, NotFound
 
 
 def ref(name="sql-lora", version=1, tenant="default", **fields):
@@ -86,6 +86,11 @@ def test_unknown_version_names_the_current_one():
         filled().resolve("sql-lora@9", "default")
     assert raised.value.reason == "VERSION_NOT_FOUND"
     assert raised.value.metadata["current_version"] == "3"
+
+
+def test_a_reference_with_nothing_after_the_at_is_invalid():
+    with pytest.raises(NameInvalid, match=r"sql-lora@'; must be name, name@3"):
+        filled().resolve("sql-lora@", "default")
 
 
 def test_draining_or_deleted_adapters_are_not_found():

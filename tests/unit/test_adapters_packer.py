@@ -29,7 +29,7 @@ def layout_of(dtype="float32", page_size=None, base=BASE):
 def packed(folder: Path, layout, base=BASE):
     files = read_folder(folder).files
     checked = check_adapter(files, base)
-    plan = plan_packing(checked.spec.targets, layout, checked.manifest.digest)
+    plan = plan_packing(checked.spec.parts, layout, checked.manifest.digest)
     out = memoryview(bytearray(b"\xaa" * plan.num_bytes))
     write_packed(plan, files["adapter_model.safetensors"], out)
     header = decode_header(out, layout.digest)

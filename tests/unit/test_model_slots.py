@@ -11,10 +11,13 @@ import torch
 from engine_svc.adapters.packer import plan_packing, write_packed
 from engine_svc.layout import AdapterLayout, adapter_layout, smallest_page_size
 from engine_svc.model.arena import Arena
+from engine_svc.model.completion import Completion
+from engine_svc.model.linear import Linear
 from engine_svc.model.lora import KernelLora
 from engine_svc.model.lora_views import ViewLora
 from engine_svc.model.site_table import SiteTableRows
 from engine_svc.model.slot_writer import ArenaSlotWriter
+from engine_svc.model.weights import ModelWeights
 from engine_svc.types import Failure, HostSpan, SlotLoad
 from loraplex.adapter_format import check_adapter, read_folder
 from loraplex.base_model import LAYER_MODULES, BaseModelSpec
@@ -25,6 +28,12 @@ CPU = torch.device("cpu")
 MAX_RANK = 48
 #: rank by module: none, odd ones, more than one block
 RANKS = {"q_proj": 1, "k_proj": 16, "v_proj": 19, "gate_proj": 33, "up_proj": 2, "down_proj": 48}
+
+
+def no_weights() -> ModelWeights:
+    """Of a base that no plain adapter asks for."""
+    empty = torch.empty(0)
+    return ModelWeights(empty, (), empty, Linear(torch.empty(1, 1)), 0)
 
 
 class Bench:
@@ -42,7 +51,7 @@ class Bench:
         self.files = read_folder(adapter).files
         self.checked = check_adapter(self.files, tiny_base())
         self.digest = self.checked.manifest.digest
-        plan = plan_packing(self.checked.spec.targets, self.layout, self.digest)
+        plan = plan_packing(self.checked.spec.parts, self.layout, self.digest)
         self.packed = bytearray(plan.num_bytes)
         write_packed(plan, self.files["adapter_model.safetensors"], memoryview(self.packed))
         self.num_pages = plan.num_pages
@@ -50,7 +59,8 @@ class Bench:
         self.region = folder / "region"
         self.span = HostSpan(4096, len(self.packed))
         self.write_region()
-        self.writer = ArenaSlotWriter(self.arena, self.layout, self.region, MAX_RANK)
+        completion = Completion(no_weights(), self.arena, self.layout)
+        self.writer = ArenaSlotWriter(self.arena, self.layout, self.region, MAX_RANK, completion)
 
     def write_region(self) -> None:
         self.region.write_bytes(bytes(4096) + bytes(self.packed))
@@ -123,11 +133,15 @@ def test_a_failed_load_names_the_cause_and_the_writer_goes_on(bench: Bench) -> N
     assert bench.load()[1] is None
 
 
-def test_a_missing_host_region_fails_the_load_alone(bench: Bench) -> None:
+def test_a_missing_host_region_fails_the_load_alone_and_is_logged_with_its_stack(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.region.unlink()
     _, failure = bench.load()
     assert failure is not None
     assert failure.code == "INTERNAL"
+    assert str(bench.region) not in failure.message
+    assert "FileNotFoundError" in caplog.text
     bench.write_region()
     assert bench.load()[1] is None
 

@@ -295,7 +295,8 @@ async def test_frontends_get_a_snapshot_when_the_feed_opens_and_changes_after(pa
 
     stop = serve(path, KEY, accepted)
     loop = asyncio.get_running_loop()
-    receiver = NamesReceiver(loop, path, KEY, FrontendHello(0, 1), names.apply)
+    stale: list[bool] = []
+    receiver = NamesReceiver(loop, path, KEY, FrontendHello(0, 1), names.apply, stale.append)
     await until(lambda: outboxes)
     assert names.revision == 0
     assert feed.open()
@@ -304,6 +305,9 @@ async def test_frontends_get_a_snapshot_when_the_feed_opens_and_changes_after(pa
     feed.apply(NameMapUpdate(2, adapters=(entry("late"),)))
     await until(lambda: names.revision == 2)
     assert [one.name for one in names.list("default")] == ["early", "late"]
+    assert stale == [False]
+    feed.set_stale(True)
+    await until(lambda: stale == [False, True])
     receiver.stop()
     stop()
     outboxes[0].close()

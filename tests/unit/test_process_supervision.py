@@ -18,8 +18,8 @@ from engine_svc.processes.supervised import (
     MAX_ENDS,
     Backoff,
     child_environ,
-    quiet_threads,
 )
+from engine_svc.processes.threads import quiet_threads
 from engine_svc.settings import SettingInvalid
 
 

@@ -1,4 +1,4 @@
-"""What registryctl prints: tables for people, JSON for programs."""
+"""What commands print: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,21 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    print(table_text(headers, rows))
+
+
+def table_text(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns as wide as their widest cell; numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    lines = []
     for row, values in ((headers, [""] * len(headers)), *zip(cells, rows, strict=True)):
         parts = [
             text.rjust(width) if isinstance(value, int | float) else text.ljust(width)
             for text, width, value in zip(row, widths, values, strict=True)
         ]
-        print("  ".join(parts).rstrip())
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -44,16 +50,17 @@ def print_fields(fields: Mapping[str, object]) -> None:
         print(f"{name.ljust(width)}  {text}")
 
 
-def short(digest: str) -> str:
-    """`sha256:` and 12 digits."""
-    return digest[:19]
-
-
 def size(num_bytes: int) -> str:
+    """Bytes in the unit that reads best."""
     value, unit = float(num_bytes), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.1f} {_UNITS[unit]}" if unit else f"{num_bytes} B"
+
+
+def short(digest: str) -> str:
+    """`sha256:` and 12 digits."""
+    return digest[:19]
 
 
 def enum_name(name: str, prefix: str) -> str:
