@@ -207,10 +207,13 @@ class Books:
         if decoded > 0:
             service += decoded * (limits.decode_price - limits.prefill_price)
         sequence.num_charged = end
-        turn = self.turns.get(sequence.lane.digest)
+        self.charge_flow(sequence.flow, service)
+
+    def charge_flow(self, flow: Flow, service: float) -> None:
+        """Service of the plan being made."""
+        turn = self.turns.get(flow.lane.digest)
         assert turn is not None, "service without a turn"
         turn.service += service
-        flow = sequence.flow
         flow.service += service
         self.step_service += service
         self.ledger.charge(flow.share, service)
@@ -228,7 +231,7 @@ class Books:
 
     def line_up(self, flow: Flow, now: float) -> None:
         """The flow's demand begins, or it goes to the tail after a turn."""
-        flow.queued_at = self._next_event()
+        flow.queued_at, flow.queued_step = self._next_event(), self.next_step
         self._place_in_line(flow, now)
 
     def _settle(self, flow: Flow) -> None:
@@ -237,7 +240,7 @@ class Books:
         if not flow.num_deferred:
             self.leave_line(flow)
         elif flow.line < 0 and not flow.num_running and flow.lane.digest in self.turns:
-            flow.queued_at = self._next_event()
+            flow.queued_at, flow.queued_step = self._next_event(), self.next_step
             self.ring.add(flow)
             flow.lane.num_in_ring += 1
 

@@ -25,20 +25,28 @@ def divide_budget(books: Books, now: float) -> list[Sequence]:
     """Tokens for what runs already; returns the sequences of the step, each with its `share`."""
     running: list[Sequence] = []
     prompts: list[Sequence] = []
+    needy: list[Sequence] = []
+    page_size = books.limits.page_size
     for turn in books.turns:
         for sequence in turn.lane.running.values():
-            total = sequence.num_total
+            planned = sequence.num_planned
+            # whose seat holds its last token has one token left, unless that was its last
+            total = sequence.num_total if sequence.names_tokens else planned + 1
             if total >= sequence.max_total:
                 continue
-            if total - sequence.num_planned == 1:
-                sequence.share = 1
-                running.append(sequence)
-            else:
+            if total - planned > 1:
                 prompts.append(sequence)
+                continue
+            sequence.share = 1
+            running.append(sequence)
+            if planned >= len(sequence.page_ids) * page_size or len(sequence.live.sequences) > 1:
+                needy.append(sequence)
     if prompts:
         left = books.limits.max_num_batched_tokens - len(running)
-        running += _divide_among_prompts(prompts, left, books.limits.min_chunk)
-    return _give_pages(books, running, now)
+        chosen = _divide_among_prompts(prompts, left, books.limits.min_chunk)
+        running += chosen
+        needy += chosen
+    return _give_pages(books, running, needy, now) if needy else running
 
 
 def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) -> list[Sequence]:
@@ -58,12 +66,14 @@ def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) ->
     return [sequence for sequence in prompts if sequence.share]
 
 
-def _give_pages(books: Books, chosen: list[Sequence], now: float) -> list[Sequence]:
+def _give_pages(
+    books: Books, chosen: list[Sequence], needy: list[Sequence], now: float
+) -> list[Sequence]:
     """Pages for all shares; whoever gets none in this step stays as it is."""
     page_size = books.limits.page_size
     needy = [
         sequence
-        for sequence in chosen
+        for sequence in needy
         if sequence.num_planned + sequence.share > len(sequence.page_ids) * page_size
         or (sequence.live.shares_pages and needs_copy(books, sequence))
     ]

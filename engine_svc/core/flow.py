@@ -26,7 +26,7 @@ class Flow:
 
     __slots__ = (
         "account", "in_heap", "key", "lane", "line", "num_queued", "num_requests", "num_running",
-        "queued_at", "queued_tokens", "service", "share", "suspended", "waiting",
+        "queued_at", "queued_step", "queued_tokens", "service", "share", "suspended", "waiting",
     )  # fmt: skip
 
     def __init__(self, key: FlowKey, lane: Lane, share: Share) -> None:
@@ -44,6 +44,7 @@ class Flow:
         self.queued_tokens = 0
         #: when its demand began or its last turn ended, as a count of such events
         self.queued_at = -1
+        self.queued_step = 0
         #: the line that it stands in: −1 none, 0 the ring, 1 the queue of loads
         self.line = -1
         #: its lane knows that it waits

@@ -62,18 +62,9 @@ def grant_places(books: Books, now: float) -> None:
 
 def _grant(books: Books, flow: Flow, is_head: bool, now: float) -> bool:
     """Give the flow its turn if there is a place for it; False when it lacks something else."""
-    lane, turn = flow.lane, books.turns.get(flow.lane.digest)
-    if not is_ready(books, lane):
-        return True
-    if turn is None:
-        if not lane.is_base and not books.turns.num_free_places:
-            lane.blame(Cause.PLACE, now)
-            return True
-    elif turn.closing_since is not None and not is_head:
-        return True
-    sequence = flow.first()
+    lane, sequence = flow.lane, flow.first()
     assert sequence is not None, "a flow in the ring has nobody to run"
-    if sequence.in_flight:
+    if sequence.in_flight or not _may_begin(books, flow, is_head, now):
         return True
     lacking: Cause | None = Cause.BUDGET
     if has_budget(books, sequence):
@@ -84,6 +75,22 @@ def _grant(books: Books, flow: Flow, is_head: bool, now: float) -> bool:
         return False
     begin_turn(books, flow, now)
     return True
+
+
+def _may_begin(books: Books, flow: Flow, is_head: bool, now: float) -> bool:
+    """Its bytes are there, and a place is free or its adapter's own."""
+    lane, turn = flow.lane, books.turns.get(flow.lane.digest)
+    if not is_ready(books, lane):
+        return False
+    if turn is None:
+        has_place = lane.is_base or books.turns.num_free_places > 0
+        if not has_place:
+            lane.blame(Cause.PLACE, now)
+        return has_place
+    if turn.closing_since is not None:
+        return is_head
+    # its adapter has a place already: seats go by counters, until it has waited for half a turn
+    return books.next_step - flow.queued_step >= books.limits.turn_max_steps // 2
 
 
 def begin_turn(books: Books, flow: Flow, now: float) -> None:
@@ -98,9 +105,13 @@ def begin_turn(books: Books, flow: Flow, now: float) -> None:
 
 
 def end_unused_turns(books: Books, lanes_in_plan: Container[Lane], now: float) -> None:
-    """A turn of which nothing runs, or can, is over."""
+    """A turn of which the step runs nothing is over, unless others of its adapter wait for the
+    seats of those that end in the step in flight."""
     for turn in books.turns:
-        if turn.lane not in lanes_in_plan:
+        if turn.lane in lanes_in_plan:
+            continue
+        ending = any(sequence.in_flight for sequence in turn.lane.running.values())
+        if turn.closing_since is not None or not (ending and turn.lane.num_deferred):
             books.end_turn(turn, now)
 
 

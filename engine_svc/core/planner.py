@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine_svc.core.books import Books
 from engine_svc.core.budget import divide_budget, start_waiting
+from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.loads import Loads
 from engine_svc.core.places import (
@@ -141,14 +142,20 @@ def _build(
 
 def _add_segment(books: Books, draft: _Draft, group: list[Sequence], slot: int, now: float) -> None:
     page_size, num_tokens = books.limits.page_size, 0
+    decodes: dict[Flow, int] = {}
     for sequence in group:
-        if sequence.live.waits is None:
-            books.first_planned(sequence.live, now)
-        chunk = _chunk(sequence, slot, page_size)
         end = sequence.num_planned + sequence.share
         num_tokens += sequence.share
-        if end > sequence.num_charged:
-            books.charge(sequence, end)
+        if sequence.names_tokens:
+            if sequence.live.waits is None:
+                books.first_planned(sequence.live, now)
+            if end > sequence.num_charged:
+                books.charge(sequence, end)
+        elif end > sequence.num_charged:
+            sequence.num_charged = end
+            flow = sequence.flow
+            decodes[flow] = decodes.get(flow, 0) + 1
+        chunk = _chunk(sequence, slot, page_size)
         sequence.num_planned = end
         sequence.in_flight += 1
         draft.chunks.append(chunk)
@@ -157,6 +164,8 @@ def _add_segment(books: Books, draft: _Draft, group: list[Sequence], slot: int, 
             sequence.num_pending += 1
             sequence.names_tokens = False
             draft.by_seat[chunk.seat] = sequence
+    for flow, count in decodes.items():
+        books.charge_flow(flow, count * books.limits.decode_price)
     draft.segments.append(num_tokens)
 
 

@@ -83,6 +83,8 @@ def make_room_for_load(books: Books, lane: Lane, count: int, now: float, urgent:
     """Make `count` pages and a row free for an adapter's weights. `urgent`: it is the ring's
     head, paused sequences give their pages."""
     slots = books.memory.slots
+    if slots.num_free and books.memory.num_room >= count:
+        return True
     first = oldest_live(books)
     oldest = oldest_runnable(books) if urgent else None
     for_oldest = oldest is not None and oldest.live.digest == lane.digest

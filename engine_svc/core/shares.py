@@ -40,7 +40,7 @@ class Share:
         self.num_pinned = 0
         #: the counter with which its parent's `idle` remembers it; −1: not
         self.remembered_at = -1.0
-        #: service beyond the allowance of its turns, taken off the next one
+        #: service beyond the quantums of its turns, taken off the next ones
         self.debt = 0.0
         #: an account's last grants in the ring and in the queue of loads, as counts of events
         self.last_grants = [-1, -1]

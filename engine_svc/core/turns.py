@@ -3,8 +3,9 @@
 running ──due while somebody waits──▶ closing (nobody new) ──closing_steps──▶ over
                                                  └──another quantum of service──▶ over
 
-What a turn serves beyond its allowance while somebody waits is a debt of its flow, taken off the
-allowance of the next turn, so that long steps and soft ends do not add up.
+What a turn serves beyond its quantum while somebody waits is a debt, taken off the allowance of
+later turns, so that long steps and soft ends do not add up. The tenant owes it to other tenants and
+pays with its next turn, whichever adapter has that; the flow owes it to its tenant's other flows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ def quantum_of(flow: Flow, quantum: float) -> float:
     return quantum * account.weight * flow.share.weight * even
 
 
+def allowance_of(flow: Flow, quantum: float) -> float:
+    """The quantum without what is owed; what a tenant's last adapters overdrew, its next pays."""
+    return quantum - max(flow.account.debt, flow.share.debt)
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """One lane in a place; service counts at the configured prices."""
@@ -33,11 +39,13 @@ class Turn:
     #: whose place in the ring brought the turn
     flow: Flow
     first_step: int
-    #: the service of a whole turn, and of this one: what its flow owes is taken off
+    #: the service of a whole turn, and of this one: what is owed is taken off
     quantum: float
     allowance: float
     began_s: float
     service: float = 0.0
+    #: served while nobody waited
+    free: float = 0.0
     closing_since: int | None = None
 
     def is_due(self, step: int, limits: EngineLimits) -> bool:
@@ -54,6 +62,7 @@ class Turn:
     def spend_freely(self) -> None:
         """Nobody waits for what it holds: what it was served until now owes nothing."""
         if self.service > self.allowance:
+            self.free += self.service - self.allowance
             self.allowance = self.service
 
 
@@ -100,10 +109,13 @@ class Turns:
     def _turn(self, flow: Flow, step: int, now: float) -> Turn:
         self.num_begun += 1
         quantum = quantum_of(flow, self._quantum)
-        return Turn(flow.lane, flow, step, quantum, quantum - flow.share.debt, now)
+        return Turn(flow.lane, flow, step, quantum, allowance_of(flow, quantum), now)
 
     def _settle(self, turn: Turn) -> None:
-        turn.flow.share.debt = max(0.0, turn.service - turn.allowance)
+        """What it did not use is lost; what it overdrew is owed, what it gave up is paid."""
+        excess = max(turn.service, turn.allowance) - turn.free - turn.quantum
+        for share in (turn.flow.share, turn.flow.account):
+            share.debt = min(max(share.debt + excess, 0.0), 2.0 * turn.quantum)
 
     def check_integrity(self) -> None:
         assert self.num_free_places >= 0, "more turns than places"

@@ -170,7 +170,7 @@ def test_run_ahead_feeds_the_token_that_is_not_collected_yet(
     for _ in range(11):
         # planned while the step before is not collected: the core knows no token of it
         plan, _ = run.plan([(sequence, 1)], None, run_ahead=1)
-        plan = replace(plan, chunks=tuple(replace(c, sample_seats=(1,)) for c in plan.chunks))
+        plan = replace(plan, chunks=tuple(c._replace(sample_seats=(1,)) for c in plan.chunks))
         run.runner.forward(plan)
         run.runner.sample(plan, LateInputs())
         launched.append(plan)

@@ -229,10 +229,11 @@ class World:
         waiting = [flow for flow in self._flows() if flow.num_deferred]
         open_turns = {turn.lane for turn in books.turns if turn.closing_since is None}
         full = plan.num_tokens == self.limits.max_num_batched_tokens
-        excused = full or any(f.lane in open_turns and self._is_short(f) for f in waiting)
         # a turn of which the step runs nothing ends behind the grants
         ended = {digest for digest in self._turns_before if digest not in books.turns}
         num_free = books.turns.num_free_places - len(ended)
+        asked = [f for f in waiting if f.lane in open_turns or f.lane.digest in ended]
+        excused = full or any(self._is_short(flow) for flow in asked)
         for flow in waiting:
             first = flow.first()
             assert first is not None

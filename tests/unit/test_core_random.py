@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from engine_svc.types import ServiceClass
+from tests.support.core_invariants import WaitWatch
 from tests.support.core_world import Heard, World, adapter, limits
 
 ADAPTERS = [None, adapter("a"), adapter("b"), adapter("c"), adapter("d")]
@@ -48,6 +49,8 @@ def tiny_world(chance: random.Random) -> World:
     world.runner.late = lambda: chance.random() < late
     world.writer.delay = lambda: chance.randint(0, slow)
     world.weights.delay = lambda: chance.randint(0, slow * 2)
+    # a copy is started one step after the place is free, at the latest, and seen at the next poll
+    world.watch = WaitWatch(copy_steps=slow + 2)
     return world
 
 
@@ -86,6 +89,9 @@ def random_act(world: World, chance: random.Random) -> None:
                 world.cut(heard, choice, chance.randrange(len(tokens)))
                 break
     elif act < 0.44:
+        tenants = {tenant: chance.choice([0.5, 1.0, 4.0]) for tenant in "tu"}
+        world.core.set_shares(tenants, {"sha256:a": chance.choice([0.5, 1.0, 100.0])})
+    elif act < 0.46:
         world.weights.failing = set(chance.sample(["sha256:a", "sha256:b"], chance.randint(0, 1)))
         world.writer.failing = set(chance.sample(["sha256:c"], chance.randint(0, 1)))
         world.runner.not_finite = set(chance.sample(["sha256:d"], chance.randint(0, 1)))
