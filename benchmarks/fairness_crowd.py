@@ -16,8 +16,9 @@ REGISTERED = 10_000
 DEMANDING_A_PLACE = 300
 GUEST_SHARE = 0.1
 GUEST_JOBS = 2
-CLIENTS_A_FLOW = 4
-MIN_CLIENTS = 2
+CLIENTS_A_FLOW = 6
+#: so many that hardly ever all of them are answered in one step: the flow demands throughout
+MIN_CLIENTS = 4
 #: a sixteenth of the field's usual 8 … 512, so that 100,000 steps hold more than 20 rounds
 PROMPT_TOKENS, OUTPUT_TOKENS = (4, 32), (2, 16)
 ZIPF_EXPONENT = 1.0

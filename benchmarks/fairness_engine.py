@@ -159,7 +159,7 @@ def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
         max_queue_wait_s=1e9,
         quantum=quantum,
         turn_max_steps=turn_max_steps,
-        closing_steps=8,
+        closing_steps=2,
         prefix_cache=False,
         prefetch_adapters=shape.max_loras,
         max_wanted=4 * shape.max_loras + 16,

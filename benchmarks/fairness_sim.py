@@ -18,22 +18,25 @@ TURNS, SKIP, SLICE = "loraplex", "FCFS, skips", "FCFS, 2 s slices"
 SKIP_COPY, SLICE_COPY = "FCFS, skips, own copies", "FCFS, 2 s slices, own copies"
 POLICIES = (TURNS, SKIP, SLICE)
 SLICE_S = 2.0
-#: more than a turn needs for its quantum with two clients: the quantum ends turns, not the clock
-TURN_MAX_STEPS = 64
+#: with few places the quantum ends turns, with 32 and more the steps do: 300 turns a place and 20
+#: rounds leave 16 steps a turn
+TURN_MAX_STEPS = 14
+#: the least that keeps what one step and a soft close overdraw below a turn
+STEPS_A_QUANTUM = 2
 #: a policy that has not finished the trace after so many steps fails the benchmark
 TRACE_STEPS_LIMIT = 10**7
 
 
 def shape_of(cell: Cell) -> Shape:
     """Two sequences an adapter, and as many prompt tokens as decodes in a step."""
-    seats = max(32, 2 * cell.max_loras)
+    seats = max(16, 2 * cell.max_loras)
     return Shape(cell.max_loras, seats, 2 * seats)
 
 
 def engine_limits(cell: Cell) -> EngineLimits:
-    """The shortest turns that the core takes: most rounds in so many steps."""
+    """Short turns: many rounds in few steps."""
     limits = limits_of(shape_of(cell), quantum=0, turn_max_steps=TURN_MAX_STEPS)
-    return dataclasses.replace(limits, quantum=quantum_floor(limits))
+    return dataclasses.replace(limits, quantum=STEPS_A_QUANTUM * quantum_floor(limits))
 
 
 def policy_of(name: str, cell: Cell) -> Policy:
