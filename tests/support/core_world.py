@@ -9,6 +9,7 @@ from engine_svc.core.engine import EngineCore
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.report import StepReport
+from engine_svc.core.turns import Turn
 from engine_svc.types import (
     BASE_DIGEST,
     AdapterRef,
@@ -75,7 +76,9 @@ class World:
         #: checks the bound of every wait for a place
         self.watch: WaitWatch | None = None
         self._seeds: dict[int, Heard] = {}
-        self._turns_before: set[str] = set()
+        #: adapters whose turns ended in this step, before or behind its grants
+        self._ended: set[str] = set()
+        self._note_ended_turns()
 
     def submit(
         self,
@@ -111,7 +114,7 @@ class World:
 
     def step(self, seconds: float = 0.01) -> StepReport:
         began, launched = self.clock.now(), len(self.runner.plans)
-        self._turns_before = {turn.lane.digest for turn in self.core._books.turns}
+        self._ended.clear()
         report = self.core.step()
         for plan in self.runner.plans[launched:]:
             for opening in plan.seat_openings:
@@ -218,6 +221,16 @@ class World:
                 assert self.core.snapshot().loading_adapters
                 assert self._is_short(flow) or books.scarce
 
+    def _note_ended_turns(self) -> None:
+        turns = self.core._books.turns
+        end = turns.end
+
+        def noted(turn: Turn) -> None:
+            self._ended.add(turn.lane.digest)
+            end(turn)
+
+        turns.end = noted  # type: ignore[method-assign]
+
     def _flows(self) -> list[Flow]:
         return [flow for lane in self.core._books.lanes.values() for flow in lane.flows.values()]
 
@@ -229,8 +242,7 @@ class World:
         waiting = [flow for flow in self._flows() if flow.num_deferred]
         open_turns = {turn.lane for turn in books.turns if turn.closing_since is None}
         full = plan.num_tokens == self.limits.max_num_batched_tokens
-        # a turn of which the step runs nothing ends behind the grants
-        ended = {digest for digest in self._turns_before if digest not in books.turns}
+        ended = {digest for digest in self._ended if digest not in books.turns}
         num_free = books.turns.num_free_places - len(ended)
         asked = [f for f in waiting if f.lane in open_turns or f.lane.digest in ended]
         excused = full or any(self._is_short(flow) for flow in asked)

@@ -77,7 +77,7 @@ def test_an_adapter_that_never_stops_shares_the_one_place_with_another(run_ahead
     world = busy_world(max_loras=1, run_ahead=run_ahead)
     greedy = Client(world, adapter("a"), depth=6, max_tokens=50)
     modest = Client(world, adapter("b"), depth=6, max_tokens=50)
-    live(world, [greedy, modest], 800)
+    live(world, [greedy, modest], 400)
     assert jain([greedy.service, modest.service]) > 0.99
 
 
@@ -88,7 +88,7 @@ def test_one_adapter_more_than_places_with_equal_load_is_served_alike(
 ) -> None:
     world = busy_world(max_loras=max_loras, run_ahead=run_ahead)
     clients = [Client(world, adapter(str(i)), depth=6) for i in range(max_loras + 1)]
-    live(world, clients, 1500)
+    live(world, clients, 500)
     assert jain([client.service for client in clients]) > 0.99
 
 
@@ -97,7 +97,7 @@ def test_a_flood_of_one_token_requests_gets_no_more_than_its_part(run_ahead: int
     world = busy_world(max_loras=1, run_ahead=run_ahead)
     flood = Client(world, adapter("a"), depth=40, prompt=1, max_tokens=1)
     steady = Client(world, adapter("b"), depth=6)
-    live(world, [flood, steady], 800)
+    live(world, [flood, steady], 400)
     assert steady.service >= 0.9 * flood.service
 
 
@@ -106,7 +106,7 @@ def test_a_flood_at_the_base_leaves_an_adapter_its_part(run_ahead: int) -> None:
     world = busy_world(max_loras=1, run_ahead=run_ahead)
     flood = Client(world, None, depth=40)
     steady = Client(world, adapter("b"), depth=6)
-    live(world, [flood, steady], 800)
+    live(world, [flood, steady], 400)
     assert jain([flood.service, steady.service]) > 0.98
 
 
@@ -115,11 +115,11 @@ def test_very_long_prompts_do_not_take_the_tokens_of_short_ones(run_ahead: int) 
     world = busy_world(max_loras=2, run_ahead=run_ahead, context_tokens=400)
     long = Client(world, adapter("a"), depth=6, prompt=300, max_tokens=2)
     short = Client(world, adapter("b"), depth=6, prompt=4, max_tokens=20)
-    live(world, [long, short], 800)
+    live(world, [long, short], 400)
     # long prompts take the tokens that are left, and one seat of six at a time
     alone = busy_world(max_loras=2, run_ahead=run_ahead, context_tokens=400)
     undisturbed = Client(alone, adapter("b"), depth=6, prompt=4, max_tokens=20)
-    live(alone, [undisturbed], 800)
+    live(alone, [undisturbed], 400)
     assert short.service >= 0.5 * undisturbed.service
     assert max(h.ended.stats.waits.queue_s for h in short.sent if h.ended) < 2.0
 
@@ -139,7 +139,7 @@ def test_a_tenant_with_fifty_adapters_gets_one_tenants_part(run_ahead: int) -> N
     world = busy_world(max_loras=1, run_ahead=run_ahead, max_wanted=64, quantum=96)
     many = [Client(world, adapter(f"m{i}"), depth=6, tenant="many") for i in range(50)]
     one = Client(world, adapter("one"), depth=6, tenant="one")
-    live(world, [*many, one], 1200)
+    live(world, [*many, one], 600)
     assert one.service >= 0.8 * sum(client.service for client in many)
 
 
@@ -208,10 +208,10 @@ def test_service_follows_the_weights_of_tenants(run_ahead: int, weights: tuple[f
     clients = [
         Client(world, adapter("shared"), depth=12, tenant=f"t{i}") for i in range(len(weights))
     ]
-    live(world, clients, 1500)
+    live(world, clients, 800)
     parts = [client.service / weight for client, weight in zip(clients, weights, strict=True)]
     # whatever its weight, a flow starts one request of 42 when it has waited for half a turn
-    assert max(parts) - min(parts) <= 0.15 * max(parts) + 42.0 * (1 + 1500 // 200)
+    assert max(parts) - min(parts) <= 0.15 * max(parts) + 42.0 * (1 + 800 // 200)
 
 
 @AHEAD
@@ -221,7 +221,7 @@ def test_weights_of_adapters_divide_only_their_tenants_part(run_ahead: int) -> N
     heavy = Client(world, adapter("heavy"), depth=12, tenant="two")
     light = Client(world, adapter("light"), depth=12, tenant="two")
     other = Client(world, adapter("other"), depth=12, tenant="one")
-    live(world, [heavy, light, other], 1500)
+    live(world, [heavy, light, other], 400)
     assert jain([heavy.service + light.service, other.service]) > 0.98
     assert 2.0 < heavy.service / light.service < 4.0
 
@@ -297,6 +297,6 @@ def test_batch_gets_its_part_of_the_grants_and_no_more(run_ahead: int) -> None:
     batch = [
         Client(world, adapter(f"b{i}"), depth=6, service_class=ServiceClass.BATCH) for i in range(3)
     ]
-    live(world, interactive + batch, 1500)
+    live(world, interactive + batch, 700)
     served = [sum(c.service for c in group) for group in (interactive, batch)]
     assert 2.5 < served[0] / served[1] < 3.5
