@@ -19,8 +19,8 @@ import grpc
 from benchmarks.first_token import first_text_s, fresh_copy
 from benchmarks.harness import RESULTS, ROOT, Recorder
 from benchmarks.load import Load, Stream, demo_streams, run_load
-from benchmarks.memory import MIB, started_pss_bytes
 from benchmarks.peft_peer import PeftPeer
+from benchmarks.process_memory import MIB, started_pss_bytes
 from examples.demo_stack import (
     ADAPTERS,
     ADAPTERS_DIR,

@@ -45,6 +45,9 @@ class Row:
     holds: bool | None
     commit: str
     versions: dict[str, str]
+    #: 1-minute load averages: when the benchmark began, before its own work, and at this row
+    load_before: float
+    load: float
 
 
 class Recorder:
@@ -55,6 +58,7 @@ class Recorder:
         self.rows: list[Row] = []
         self._goals = goals_of(name)
         self._commit, self._versions = commit(), versions()
+        self._load_before = os.getloadavg()[0]
         self.path = results / (hardware or cpu_name()) / f"{name}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("")
@@ -86,6 +90,8 @@ class Recorder:
             holds=goal.holds(value) if goal else None,
             commit=self._commit,
             versions=self._versions,
+            load_before=self._load_before,
+            load=os.getloadavg()[0],
         )
         self.rows.append(row)
         with self.path.open("a") as file:
