@@ -14,6 +14,11 @@ def started_pss_bytes() -> int:
     return sum(_pss_bytes(pid) for pid in _descendants(os.getpid()))
 
 
+def tree_pss_bytes(root: int) -> int:
+    """Bytes of a process and of all living ones that descend from it."""
+    return sum(_pss_bytes(pid) for pid in (root, *_descendants(root)))
+
+
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
