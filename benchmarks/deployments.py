@@ -23,7 +23,7 @@ from benchmarks.fleets import (
     changed_copy,
     first_token,
 )
-from benchmarks.harness import RESULTS, ROOT, Recorder, Row
+from benchmarks.harness import RESULTS, ROOT, Recorder, Row, end_on_signals
 from benchmarks.load import Stream, demo_streams
 from benchmarks.open_loop import Answer, Arrival, poisson, run_open_loop
 from benchmarks.process_memory import MIB
@@ -63,6 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a dry run; rows go elsewhere")
     options = parser.parse_args()
+    end_on_signals()
     size = QUICK if options.quick else FULL
     recorder = Recorder("deployments", results=PARTIAL if options.quick else RESULTS)
     convert_model()

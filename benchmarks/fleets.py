@@ -34,8 +34,10 @@ from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
 
 ENGINE_ARGS = (
     "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--max-loras", "4",
-    "--max-num-seqs", "16", "--max-model-len", "2048", "--drain-seconds", "3", "--device", "cpu",
+    "--max-model-len", "2048", "--drain-seconds", "3", "--device", "cpu",
 )  # fmt: skip
+#: seats of an engine with one adapter; one engine for all has those of all
+SEATS = 16
 UPDATE_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
@@ -81,12 +83,14 @@ class Fleet:
     def _start(self) -> None:
         raise NotImplementedError
 
-    def _launch(self, key: str, *args: str) -> None:
+    def _launch(self, key: str, *args: str, seats: int = SEATS) -> None:
         """Start an engine without waiting; later flags win."""
         stack = Stack(self._registry.folder / f"{type(self).__name__}-{key}", quiet=True)
         stack.env = dict(self._registry.env)
         blobs = (self._registry.folder / "blobs").as_uri()
-        engine = stack.start_engine(*ENGINE_ARGS, "--blob-store", blobs, *args)
+        engine = stack.start_engine(
+            *ENGINE_ARGS, "--blob-store", blobs, "--max-num-seqs", str(seats), *args
+        )
         self._engines[key] = stack, engine
 
     def _connect(self, key: str, adapter: str, model: str) -> None:
@@ -130,7 +134,7 @@ class OneEngine(_Published):
     name = "one engine, three adapters"
 
     def _start(self) -> None:
-        self._launch("all")
+        self._launch("all", seats=SEATS * len(ADAPTERS))
         for adapter in ADAPTERS:
             self._connect("all", adapter, adapter)
 

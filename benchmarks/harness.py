@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -108,6 +109,16 @@ class Recorder:
         met = sum(row.holds is True for row in self.rows)
         print(f"{self.name}: {met} of {len(self._goals)} goals hold", flush=True)
         return 0 if met == len(self._goals) else 1
+
+
+def end_on_signals() -> None:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, so that started processes are ended."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from benchmarks.harness import RESULTS, ROOT, Recorder
+from benchmarks.harness import RESULTS, ROOT, Recorder, end_on_signals
 from benchmarks.shapes import BASE_8B, CONFIG_8B, RANK_OF_100_MB, write_adapter
 from benchmarks.verification import verify_apart
 from benchmarks.watcher import Watcher
@@ -39,6 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of it; rows go elsewhere")
     options = parser.parse_args()
+    end_on_signals()
     recorder = Recorder("registry", results=PARTIAL if options.quick else RESULTS)
     share = 10 if options.quick else 1
     with tempfile.TemporaryDirectory(prefix="lpx-bench-") as scratch:
