@@ -26,7 +26,7 @@ from engine_svc.frontend.observer import Observers
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.messages import CoreHello
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
-from engine_svc.names import DEFAULT_TENANT, NameMap
+from engine_svc.names import NameMap
 from engine_svc.picture import picture
 from engine_svc.processes.core_loop import CoreLoop
 from engine_svc.processes.links import FrontendLink, LocalPeer
@@ -35,6 +35,7 @@ from engine_svc.types import CoreSnapshot, EngineLimits
 from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.base_folder import find_base_folder, read_base_folder
 from loraplex.status import FailedPrecondition
+from loraplex.tenants import DEFAULT_TENANT
 
 #: Adapters that stay in the arena without a place, so that a turn that comes back needs no copy.
 SLOTS_A_PLACE = 4

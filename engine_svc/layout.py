@@ -1,11 +1,9 @@
-"""Where an adapter's matrices lie: sites, slices, entries, blocks. Pure; shared by packer, runner
-and kernels' callers.
+"""Where an adapter's matrices lie: sites, slices, entries, blocks. Pure; all sides share it.
 
     site    a fused linear of the base model: qkv, o, gate_up, down (one of each a layer)
-    slice   one target inside a site, or a part of its columns where 16 rows of B would not fit one
-    page
-    entry   (layer, slice) flattened: layer · num_slices + slice; the site table has one cell an
-    entry
+    slice   one target inside a site, or a part of its columns where 16 rows of B would not fit
+            one page
+    entry   (layer, slice) flattened: layer · num_slices + slice; one cell of the site table
     block   up to RANK_BLOCK rows of A or of rank-major B; never straddles a page
     table   rows of a whole matrix, one a token of the vocabulary, in runs of one page each
 
@@ -13,8 +11,8 @@ Entries and site cells of the layers come first, then those of the output head a
 under the layer number NO_LAYER.
 
 Offsets count OFFSET_UNIT bytes. In a packed file they are relative to the first page image; in the
-site table they
-are absolute from the arena's base: page_ids[relative // page] · page + relative % page. −1 is none.
+site table they are absolute from the arena's base: page_ids[relative // page] · page +
+relative % page. −1 is none.
 """
 
 from __future__ import annotations
@@ -114,6 +112,13 @@ class AdapterLayout:
         after = self.num_layers if layer == NO_LAYER else layer
         return after * len(self.sites) + site_index
 
+    def site_of_cell(self, cell: int) -> tuple[int, Site]:
+        """(layer or NO_LAYER, site) of a cell."""
+        layer, site_index = divmod(cell, len(self.sites))
+        if layer < self.num_layers:
+            return layer, self.sites[site_index]
+        return NO_LAYER, self.outer_sites[cell - self.num_layers * len(self.sites)]
+
     def slices_of(self, layer: int, site: Site) -> tuple[Slice, ...]:
         slices = self.outer_slices if layer == NO_LAYER else self.slices
         return slices[site.first_slice : site.first_slice + site.num_slices]
@@ -180,7 +185,7 @@ def _sites(
                 cols = min(max_cols, out_features - start)
                 slices.append(Slice(module, site_index, col0 + start, cols, start, in_features))
             col0 += out_features
-        has_bias = name in SITES and base.module_bias(modules[0])
+        has_bias = base.module_bias(modules[0])
         num_slices = len(slices) - first
         sites.append(Site(name, in_features, col0, first, num_slices, has_bias))
     return tuple(sites), tuple(slices)

@@ -16,10 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine_svc.settings import EngineSettings
-from engine_svc.types import AdapterRef, EngineLimits, Failure, Request
+from engine_svc.types import AdapterRef, CoreSnapshot, EngineLimits, Failure, Request
+
+if TYPE_CHECKING:
+    # the supervisor reads this module too, and does without gRPC
+    from engine_svc.names import NameMapUpdate
 
 # ---- greetings
 
@@ -77,8 +81,7 @@ class SnapshotRequest:
 @dataclass(frozen=True, slots=True)
 class SnapshotAnswer:
     ticket: int
-    #: engine_svc.core's CoreSnapshot
-    snapshot: Any
+    snapshot: CoreSnapshot
 
 
 # ---- core → loader
@@ -101,8 +104,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class NamesChanged:
-    #: engine_svc.names' NameMapUpdate
-    update: Any
+    update: NameMapUpdate
 
 
 # ---- supervisor ⇄ child

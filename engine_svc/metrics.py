@@ -23,10 +23,10 @@ _RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row: `role` is the process that writes it, `kind` "counter", "gauge" or "histogram"."""
+    """One row: `roles` write it; `kind` is "counter", "gauge" or "histogram"."""
 
     name: str
-    role: str
+    roles: tuple[str, ...]
     kind: str
     help: str
     labels: tuple[str, ...] = ()
@@ -34,52 +34,53 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("loraplex_request_ttft_seconds", "frontend", "histogram",
+    Metric("loraplex_request_ttft_seconds", ("frontend",), "histogram",
            "Request received to first token sent, queue and load included.",
            ("adapter",), _SECONDS),
-    Metric("loraplex_request_tpot_seconds", "frontend", "histogram",
+    Metric("loraplex_request_tpot_seconds", ("frontend",), "histogram",
            "Time between tokens: (last - first token time) / (tokens - 1).",
            ("adapter",), _SECONDS),
-    Metric("loraplex_request_wait_seconds", "frontend", "histogram",
+    Metric("loraplex_request_wait_seconds", ("frontend",), "histogram",
            "Request received to first planned, by cause: place, load, kv, budget.",
            ("adapter", "cause"), _SECONDS),
-    Metric("loraplex_request_pause_seconds", "frontend", "histogram",
+    Metric("loraplex_request_pause_seconds", ("frontend",), "histogram",
            "Time that a request's sequences spent paused between turns.",
            ("adapter",), _SECONDS),
-    Metric("loraplex_tokens_total", "frontend", "counter",
+    Metric("loraplex_tokens_total", ("frontend",), "counter",
            "Tokens by kind: prompt, cached, completion, discarded.", ("adapter", "kind")),
-    Metric("loraplex_requests_total", "frontend", "counter",
+    Metric("loraplex_requests_total", ("frontend",), "counter",
            "Ended requests; outcome is OK or the name of the gRPC code.",
            ("adapter", "outcome")),
-    Metric("loraplex_adapter_load_seconds", "loader", "histogram",
+    Metric("loraplex_adapter_load_seconds", ("loader",), "histogram",
            "Weights asked for to packed in host memory, by where they came from.",
            ("adapter", "tier"), _SECONDS),
-    Metric("loraplex_adapter_load_failures_total", "loader", "counter",
+    Metric("loraplex_adapter_load_failures_total", ("loader",), "counter",
            "Loads that failed, by reason.", ("adapter", "reason")),
-    Metric("loraplex_registry_revision", "loader", "gauge",
+    Metric("loraplex_registry_revision", ("loader",), "gauge",
            "Revision of the registry that this engine has applied."),
-    Metric("loraplex_step_batch_size", "core", "histogram",
+    Metric("loraplex_step_batch_size", ("core",), "histogram",
            "Sequences in a step.", (), _COUNTS),
-    Metric("loraplex_step_fill_ratio", "core", "histogram",
+    Metric("loraplex_step_fill_ratio", ("core",), "histogram",
            "Sequences in a step divided by max_num_seqs.", (), _RATIOS),
-    Metric("loraplex_step_distinct_adapters", "core", "histogram",
+    Metric("loraplex_step_distinct_adapters", ("core",), "histogram",
            "Distinct adapters in a step, the base not counted.", (), (0.0, *_COUNTS)),
-    Metric("loraplex_step_segment_tokens", "core", "histogram",
+    Metric("loraplex_step_segment_tokens", ("core",), "histogram",
            "Tokens of a step that share an adapter.", (), _COUNTS),
-    Metric("loraplex_step_seconds", "core", "histogram",
+    Metric("loraplex_step_seconds", ("core",), "histogram",
            "Seconds of a step by part: plan, gpu (the runner's work, also on a CPU), commit.",
            ("part",), _STEP_SECONDS),
-    Metric("loraplex_step_deferred_sequences_total", "core", "counter",
+    Metric("loraplex_step_deferred_sequences_total", ("core",), "counter",
            "Sequences that could not join a step, by reason.", ("reason",)),
-    Metric("loraplex_waiting_sequences", "core", "gauge", "Sequences that wait."),
-    Metric("loraplex_running_sequences", "core", "gauge", "Sequences that run."),
-    Metric("loraplex_gpu_memory_bytes", "core", "gauge",
+    Metric("loraplex_waiting_sequences", ("core",), "gauge", "Sequences that wait."),
+    Metric("loraplex_running_sequences", ("core",), "gauge", "Sequences that run."),
+    Metric("loraplex_gpu_memory_bytes", ("core",), "gauge",
            "The device's memory by part: weights, kv, adapters, free, workspace.", ("part",)),
-    Metric("loraplex_adapter_resident_bytes", "core", "gauge",
-           "Bytes of adapters by tier: slot, host.", ("tier",)),
-    Metric("loraplex_adapter_evictions_total", "core", "counter",
-           "Adapters that left the tier for others: slot.", ("tier",)),
-    Metric("loraplex_flow_wait_seconds", "core", "gauge",
+    Metric("loraplex_adapter_resident_bytes", ("core", "loader"), "gauge",
+           "Bytes of adapters by tier: slot, host, disk (the caches as of the last load).",
+           ("tier",)),
+    Metric("loraplex_adapter_evictions_total", ("core", "loader"), "counter",
+           "Adapters that left a tier to make room: slot, host, disk.", ("tier",)),
+    Metric("loraplex_flow_wait_seconds", ("core",), "gauge",
            "How long the head of an adapter's queue has waited.", ("adapter",)),
 )  # fmt: skip
 
@@ -104,7 +105,7 @@ class MetricSet:
 
     def __init__(self, role: str, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics: dict[str, Any] = {
-            metric.name: _make(metric, registry) for metric in METRICS if metric.role == role
+            metric.name: _make(metric, registry) for metric in METRICS if role in metric.roles
         }
 
     def count(self, name: str, amount: float = 1.0, /, **labels: str) -> None:

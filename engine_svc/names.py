@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from engine_svc.types import AdapterRef
 from loraplex.status import NotFound
+from loraplex.tenants import DEFAULT_TENANT
 
-DEFAULT_TENANT = "default"
 _MAX_SUGGESTIONS = 3
 
 

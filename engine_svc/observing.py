@@ -59,6 +59,7 @@ class LoadMetrics:
     def __init__(self, max_series: int, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics = MetricSet("loader", registry)
         self._names = AdapterNames(max_series)
+        self._evictions: dict[str, int] = {}
 
     def answered(self, adapter: str, answer: WeightsReady | WeightsFailed) -> None:
         label = self._names.label(adapter)
@@ -72,6 +73,13 @@ class LoadMetrics:
                 adapter=label,
                 reason=answer.failure.reason,
             )
+
+    def cached(self, tier: str, num_bytes: int, evictions: int) -> None:
+        """The host or disk cache now; `evictions` since the loader's start."""
+        self._metrics.set("loraplex_adapter_resident_bytes", num_bytes, tier=tier)
+        new = evictions - self._evictions.get(tier, 0)
+        self._metrics.count("loraplex_adapter_evictions_total", new, tier=tier)
+        self._evictions[tier] = evictions
 
     def applied(self, revision: int) -> None:
         self._metrics.set("loraplex_registry_revision", revision)
@@ -124,9 +132,8 @@ class StepMetrics:
         put("loraplex_running_sequences", state.running_sequences)
         for part in ("weights", "kv", "adapters", "free", "workspace"):
             put("loraplex_gpu_memory_bytes", getattr(memory, f"{part}_bytes"), part=part)
-        for tier in ("slot", "host"):
-            resident = sum(one.num_bytes for one in state.residents if one.tier == tier)
-            put("loraplex_adapter_resident_bytes", resident, tier=tier)
+        resident = sum(one.num_bytes for one in state.residents if one.tier == "slot")
+        put("loraplex_adapter_resident_bytes", resident, tier="slot")
         evicted = state.slot_evictions - self._slot_evictions
         self._metrics.count("loraplex_adapter_evictions_total", evicted, tier="slot")
         self._slot_evictions = state.slot_evictions

@@ -7,12 +7,13 @@ reads it; `SETTINGS` lists it as data for the documentation and its test.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
+
+import loraplex.address
 
 ENV_PREFIX = "LORAPLEX_ENGINE_"
 #: Kubernetes injects …_PORT, …_PORT_50052_TCP_ADDR, …_SERVICE_HOST for a service of our name; no
@@ -216,10 +217,10 @@ def shown(settings: EngineSettings) -> dict[str, Any]:
 
 def split_address(key: str, address: str) -> tuple[str, int]:
     """host and port of `host:port`. Raises: SettingInvalid."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise SettingInvalid(f"{key} is {address!r}; must be host:port with port 0 to 65535")
-    return host.strip("[]"), int(port)
+    try:
+        return loraplex.address.split_address(address)
+    except ValueError as error:
+        raise SettingInvalid(f"{key} is {address!r}; must be {error}") from None
 
 
 def _check(settings: EngineSettings) -> None:
@@ -238,8 +239,8 @@ def _check(settings: EngineSettings) -> None:
         ("--listen", settings.listen),
         ("--metrics-listen", settings.metrics_listen),
     ):
-        host, _ = split_address(key, address)
-        if settings.auth == "none" and not _is_loopback(host):
+        split_address(key, address)
+        if settings.auth == "none" and not loraplex.address.is_loopback(address):
             raise SettingInvalid(
                 f"{key} is {address!r}; must be a loopback address while --auth is none"
             )
@@ -281,12 +282,3 @@ def _converted(text: str, kind: type, is_size: bool) -> Any:
 
 def _is_injected(name: str) -> bool:
     return _INJECTED.search(name) is not None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -7,10 +7,8 @@
     SlotLoad           core → slot writer   (HostSpan)
 
 Ids are small integers: a *page* is an index into the arena, a *seat* one of max_num_seqs rows of
-sampler state,
-a *slot* a row of the site table. −1 means none. Times are seconds of CLOCK_MONOTONIC, which all
-processes of
-one machine share.
+sampler state, a *slot* a row of the site table. −1 means none. Times are seconds of
+CLOCK_MONOTONIC, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -104,8 +102,7 @@ class Chunk:
     """The part of one sequence that a step computes: positions start … start + num_tokens − 1.
 
     `token_ids` has num_tokens entries for prefill. It is empty for a decode (num_tokens 1): the
-    input is the
-    seat's last sampled token, which may still be on the device.
+    input is the seat's last sampled token, which may still be on the device.
     """
 
     seat: int
@@ -150,8 +147,7 @@ class SlotBinding:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Before the forward: page `target` becomes a copy of page `source` (a fork's last, partial
-    page)."""
+    """Before the forward: `target` becomes a copy of `source` (a fork's last, partial page)."""
 
     source: int
     target: int
@@ -183,8 +179,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class LateInputs:
-    """What sampling needs and planning did not have: grammar masks by seat (bit i of a mask: token
-    i allowed)."""
+    """What sampling needs and planning did not have.
+
+    Grammar masks by seat; bit i of a mask: token i is allowed.
+    """
 
     token_masks: tuple[tuple[int, bytes], ...] = ()
 
@@ -203,8 +201,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One seat's token. `token_id` −1: the row's logits were not finite and the sequence must
-    fail."""
+    """One seat's token. −1: the row's logits were not finite, and the sequence must fail."""
 
     seat: int
     token_id: int
@@ -247,8 +244,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """New tokens of one choice. A stopping token is part of token_ids and named by
-    stop_token_id."""
+    """New tokens of one choice. A stopping token is one of them, and named by stop_token_id."""
 
     request_id: str
     choice: int

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from loraplex.adapter_format.tokenizer import (
     vocabulary,
     vocabulary_digest,
 )
-from loraplex.base_model import parse_config_json
+from loraplex.base_model import BaseModelSpec, parse_config_json
 from loraplex.status import AdapterRefused, BaseModelUnsupported, NotFound
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -70,15 +70,9 @@ def read_base_folder(
             "a folder with tokenizer.json; write it with "
             "AutoTokenizer.from_pretrained(…, use_fast=True).save_pretrained(folder)",
         )
-    files = {file: path / file for file in TOKENIZER_FILES if (path / file).is_file()}
-    try:
-        tokens = vocabulary(files)
-        template = chat_template(files)
-        eos = generation_eos(files) or spec.eos_token_ids
-    except AdapterRefused as error:
-        raise BaseModelUnsupported(
-            error.metadata.get("field", "tokenizer"), error.message, "readable tokenizer files"
-        ) from error
+    template, eos = base_chat(path, spec)
+    with _as_base_model_error():
+        tokens = vocabulary(_tokenizer_files(path))
     facts = BaseModelFacts(
         name=name,
         aliases=aliases,
@@ -89,6 +83,31 @@ def read_base_folder(
     )
     config_json = canonical_json(json.loads(config_text)).decode("utf-8")
     return facts, config_json, weights_digest(path, digest_cache)
+
+
+def base_chat(path: Path, spec: BaseModelSpec) -> tuple[str | None, tuple[int, ...]]:
+    """The default chat template of a base model's folder, and its end-of-sequence ids:
+    generation_config.json's where it names any, else config.json's, as transformers has it.
+
+    Raises: BaseModelUnsupported: a file cannot be read.
+    """
+    files = _tokenizer_files(path)
+    with _as_base_model_error():
+        return chat_template(files), generation_eos(files) or spec.eos_token_ids
+
+
+def _tokenizer_files(path: Path) -> dict[str, Path]:
+    return {file: path / file for file in TOKENIZER_FILES if (path / file).is_file()}
+
+
+@contextlib.contextmanager
+def _as_base_model_error() -> Iterator[None]:
+    try:
+        yield
+    except AdapterRefused as error:
+        raise BaseModelUnsupported(
+            error.metadata.get("field", "tokenizer"), error.message, "readable tokenizer files"
+        ) from error
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:

@@ -127,7 +127,9 @@ class BaseModelSpec:
         return tuple(fused) if fused and self.fused_modules else modules
 
     def module_bias(self, module: str) -> bool:
-        """Whether a linear module of a decoder layer has a bias."""
+        """Whether a linear module has a bias; embeddings and output head never do."""
+        if module in VOCABULARY_MODULES:
+            return False
         if module in MLP_MODULES:
             return self.mlp_bias
         return self.o_bias if module == "o_proj" else self.qkv_bias
@@ -161,6 +163,10 @@ def parse_config(config: Mapping[str, Any]) -> BaseModelSpec:
         raise BaseModelUnsupported("head_dim", head_dim, "an even number")
     theta, scaling = read_rope(config, family.rope_theta)
     num_layers = size_field(config, "num_hidden_layers", limit=MAX_LAYERS)
+    rotary_dim = _rotary_dim(config, family, head_dim)
+    if len(scaling.get("short_factor", ())) not in (0, (rotary_dim or head_dim) // 2):
+        limit = f"{(rotary_dim or head_dim) // 2} numbers"
+        raise BaseModelUnsupported("short_factor", scaling["short_factor"], limit)
     attention_bias = bool(config.get("attention_bias", False))
     return BaseModelSpec(
         architecture=architecture,
@@ -171,7 +177,7 @@ def parse_config(config: Mapping[str, Any]) -> BaseModelSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        context_tokens=size_field(config, "max_position_embeddings"),
+        context_tokens=_context_tokens(config, scaling),
         rms_norm_eps=number_field(config, "rms_norm_eps", 1e-6),
         rope_theta=theta,
         tied_embeddings=bool(config.get("tie_word_embeddings", family.tied)),
@@ -183,7 +189,7 @@ def parse_config(config: Mapping[str, Any]) -> BaseModelSpec:
         eos_token_ids=_eos(config),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         rope_scaling=scaling,
-        rotary_dim=_rotary_dim(config, family, head_dim),
+        rotary_dim=rotary_dim,
         layers_without_rope=_layers_without_rope(config, architecture, num_layers),
         fused_modules=family.fused,
     )
@@ -218,6 +224,14 @@ def _rotary_dim(config: Mapping[str, Any], family: Family, head_dim: int) -> int
     if int(head_dim * share) % 2:
         raise BaseModelUnsupported("partial_rotary_factor", share, "an even number of each head")
     return int(head_dim * share)
+
+
+def _context_tokens(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> int:
+    """Beyond its original context longrope turns all keys anew, the cached ones too."""
+    longest = size_field(config, "max_position_embeddings")
+    if scaling.get("rope_type") != "longrope":
+        return longest
+    return min(longest, size_field(scaling, "original_max_position_embeddings"))
 
 
 def _layers_without_rope(

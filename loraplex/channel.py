@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any
 
 import grpc
+
+from loraplex.address import is_loopback
 
 #: Largest message either way; a page of 1,000 adapters with their labels fits.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -31,19 +32,6 @@ def insecure_channel(address: str) -> grpc.Channel:
 def insecure_aio_channel(address: str) -> grpc.aio.Channel:
     """An asyncio channel without TLS; the caller closes it."""
     return grpc.aio.insecure_channel(address, options=channel_options(address))
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `host:port` (or a Unix socket) never leaves this machine."""
-    if address.startswith("unix:"):
-        return True
-    host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _size_options() -> ChannelOptions:

@@ -20,6 +20,7 @@ import grpc
 from loraplex.channel import insecure_aio_channel, insecure_channel
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
 from loraplex.status import from_rpc_error
+from loraplex.tenants import tenant_metadata
 
 ADDRESS_VARIABLE = "LORAPLEX_ENGINE_ADDRESS"
 DEFAULT_ADDRESS = "127.0.0.1:50052"
@@ -108,7 +109,7 @@ class Client:
     def __init__(self, address: str | None = None, *, tenant: str | None = None) -> None:
         self._channel = insecure_channel(_address(address))
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
-        self._metadata = _metadata(tenant)
+        self._metadata = tenant_metadata(tenant)
 
     def generate(
         self,
@@ -164,7 +165,7 @@ class AsyncClient:
     def __init__(self, address: str | None = None, *, tenant: str | None = None) -> None:
         self._channel = insecure_aio_channel(_address(address))
         self._stub: Any = engine_pb2_grpc.EngineStub(self._channel)
-        self._metadata = _metadata(tenant)
+        self._metadata = tenant_metadata(tenant)
 
     def generate(
         self,
@@ -244,7 +245,3 @@ def build_request(
 
 def _address(address: str | None) -> str:
     return address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
-
-
-def _metadata(tenant: str | None) -> tuple[tuple[str, str], ...]:
-    return () if tenant is None else (("x-loraplex-tenant", tenant),)

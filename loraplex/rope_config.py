@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loraplex.config_fields import number_field
+from loraplex.config_fields import number_field, size_field
 from loraplex.status import BaseModelUnsupported
 
-#: rope type → the numbers that its table must hold. `dynamic` and `longrope` are not among them:
-#: their angles change when a sequence grows, which no paged cache of turned keys can follow.
+#: rope type → the numbers that its table must hold. `dynamic` is not among them: its angles change
+#: when a sequence grows, which no paged cache of turned keys can follow. Neither can it where
+#: `longrope` changes, so that one is served within the original context.
 _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": (
@@ -24,6 +25,8 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow"),
 }
+#: what Phi-3 has called it
+_LONGROPE_NAMES = ("longrope", "su", "yarn")
 _NAMES = frozenset({"rope_type", "type", "partial_rotary_factor"})
 
 
@@ -48,8 +51,11 @@ def read_rope(
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return theta, {}
+    if kind in _LONGROPE_NAMES and "short_factor" in scaling:
+        return theta, _longrope(config, scaling)
     if not isinstance(kind, str) or kind not in _NUMBERS:
-        raise BaseModelUnsupported("rope_type", kind, ", ".join(["default", *_NUMBERS]))
+        limit = ", ".join(["default", "longrope with a short_factor", *_NUMBERS])
+        raise BaseModelUnsupported("rope_type", kind, limit)
     for key in _NUMBERS[kind]:
         if number_field(scaling, key) <= 0:
             raise BaseModelUnsupported(key, scaling[key], "a number above 0")
@@ -63,6 +69,27 @@ def read_rope(
         if kind == "yarn" and key not in known and value:
             raise BaseModelUnsupported(key, value, f"absent; {kind} is served without it")
     return theta, scaling
+
+
+def _longrope(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of the table that counts within the original context, defaults filled in."""
+    short = scaling["short_factor"]
+    if not isinstance(short, list) or not all(
+        isinstance(number, int | float) and not isinstance(number, bool) and number > 0
+        for number in short
+    ):
+        raise BaseModelUnsupported("short_factor", short, "a list of numbers above 0")
+    place = config if config.get("original_max_position_embeddings") is not None else scaling
+    original = size_field(place, "original_max_position_embeddings")
+    longest = size_field(config, "max_position_embeddings")
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "original_max_position_embeddings": original,
+        "factor": number_field(scaling, "factor", longest / original),
+        "attention_factor": scaling.get("attention_factor")
+        and number_field(scaling, "attention_factor"),
+    }
 
 
 def rotary_share(config: Mapping[str, Any]) -> float:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 from urllib.parse import urlsplit
 
-from loraplex.channel import is_loopback
+from loraplex.address import is_loopback
 from loraplex.status import LoraplexError, NotFound, Unavailable
 
 #: Codes by which servers say that the credentials, not the object, are at fault.

@@ -9,7 +9,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from loraplex.blobs import CHUNK_BYTES, Readable, VerifiedReader, check_digest, missing_blob
+from loraplex.blob_content import CHUNK_BYTES, Readable, VerifiedReader, check_digest, missing_blob
 from loraplex.s3 import is_absent, s3_client, s3_failure
 from loraplex.status import LoraplexError, Unavailable
 

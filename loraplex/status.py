@@ -1,13 +1,14 @@
 """Errors that reach a caller, and their one mapping to gRPC statuses, both ways.
 
 LoraplexError
-├── InvalidArgument ── FieldInvalid ── NameInvalid, SamplingInvalid; PromptTooLong, PromptEmpty,
-│                      ChatTemplateFailed, PageTokenInvalid, SourceNotAllowed
+├── InvalidArgument (PROMPT_TOO_LONG, PROMPT_EMPTY, CHAT_TEMPLATE_FAILED, PAGE_TOKEN_INVALID,
+│   │                SOURCE_NOT_ALLOWED)
+│   └── FieldInvalid (FIELD_INVALID) ── NameInvalid, SamplingInvalid
 ├── NotFound (ADAPTER_, VERSION_, BASE_MODEL_, UPLOAD_, SOURCE_, TENANT_, MODEL_NOT_FOUND)
 ├── AlreadyExists (NAME_TAKEN)
-├── FailedPrecondition ── AdapterRefused (every cause for which an adapter is not published or not
-loaded),
-│                         BaseModelUnsupported
+├── FailedPrecondition (DATABASE_NOT_MIGRATED, VERSION_NOT_ACTIVE, …)
+│   ├── AdapterRefused (every cause for which an adapter is not published or not loaded)
+│   └── BaseModelUnsupported
 ├── Aborted (ETAG_MISMATCH, REQUEST_ID_REUSED)
 ├── ResourceExhausted (QUEUE_FULL, WAIT_EXCEEDS_DEADLINE, READER_TOO_SLOW, SIZE_LIMIT, …)
 ├── Unavailable (DRAINING, STARTING, REGISTRY_UNREACHABLE, BLOB_STORE_UNREACHABLE, ENGINE_LOST, …)
@@ -15,10 +16,11 @@ loaded),
 ├── Unauthenticated, PermissionDenied, DeadlineExceeded, Cancelled, Unimplemented
 └── Internal (INVARIANT)
 
+Any of them with TRANSPORT: no server said it, see `from_rpc_error`.
+
 A class fixes the gRPC code; `reason` is a name of the closed list in
-loraplex/common/v1/common.proto without
-its prefix; `metadata` are the strings of google.rpc.ErrorInfo. A message says what, which id, what
-to do.
+protos/loraplex/common/v1/common.proto without its prefix; `metadata` are the strings of
+google.rpc.ErrorInfo. A message says what, which id, what to do.
 """
 
 from __future__ import annotations
@@ -37,6 +39,14 @@ DOMAIN = "loraplex"
 REASONS = frozenset(
     name.removeprefix("ERROR_REASON_")
     for name in common_pb2.ErrorReason.keys()  # noqa: SIM118 - an enum wrapper, not a dict
+)
+#: Codes that gRPC itself gives for one cause only; the reason of any other is TRANSPORT.
+_ONE_CAUSE = frozenset(
+    (
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    )
 )
 _VALUE_LIMIT = 200
 
@@ -216,10 +226,13 @@ def of_code(
 
 
 def from_rpc_error(error: grpc.RpcError) -> LoraplexError:
-    """The error that a server sent, or the transport's own as the nearest class of the tree."""
+    """The error that a server sent, or the transport's own as the nearest class of the tree with
+    reason TRANSPORT."""
     code, message = error.code(), error.details() or str(error.code())
     status = rpc_status.from_call(error)
     reason, metadata, retry_after_s = None, {}, None
+    if status is None and code not in _ONE_CAUSE:
+        reason = "TRANSPORT"
     for detail in status.details if status is not None else ():
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
         if detail.Unpack(info) and info.domain == DOMAIN and info.reason in REASONS:
@@ -227,6 +240,11 @@ def from_rpc_error(error: grpc.RpcError) -> LoraplexError:
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
     return of_code(code, message, reason, metadata, retry_after_s)
+
+
+def was_answered(error: grpc.RpcError) -> bool:
+    """Whether one of our servers gave the error; else it is the transport's own."""
+    return rpc_status.from_call(error) is not None
 
 
 def _rebuild(

@@ -103,6 +103,8 @@ class Database:
             isinstance(error, DBAPIError)
             and (error.connection_invalidated or type(error).__name__ == "OperationalError")
         )
+        # SQLite's words for a file that is none of its own, or damaged
+        lost |= "file is not a database" in text or "database disk image is malformed" in text
         if not lost:
             return error
         return Unavailable(

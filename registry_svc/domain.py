@@ -6,7 +6,7 @@ import datetime as dt
 import enum
 from dataclasses import dataclass, field
 
-DEFAULT_TENANT = "default"
+from loraplex.tenants import DEFAULT_TENANT
 
 
 class AdapterState(enum.Enum):

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from loraplex.status import Internal, LoraplexError, to_grpc
+from loraplex.tenants import TENANT_METADATA
 from registry_svc.metrics import Metrics
 
 LOG = logging.getLogger("registry_svc")
@@ -84,7 +85,7 @@ class _Record:
             if value:
                 self._fields[field] = getattr(value, "name", None) or str(value)[:200]
         for key, value in context.invocation_metadata():
-            if key == "x-loraplex-tenant":
+            if key == TENANT_METADATA:
                 self._fields["tenant"] = str(value)[:200]
 
     def fail(self, error: Exception) -> None:

@@ -11,8 +11,9 @@ import grpc
 from loraplex.registry.v1 import registry_pb2 as pb
 from loraplex.registry.v1 import registry_pb2_grpc
 from loraplex.status import FieldInvalid, InvalidArgument
+from loraplex.tenants import DEFAULT_TENANT, TENANT_METADATA
 from registry_svc import messages
-from registry_svc.domain import DEFAULT_TENANT, AdapterFilter, Caller
+from registry_svc.domain import AdapterFilter, Caller
 from registry_svc.names import check_name
 from registry_svc.paging import read_page, write_token
 from registry_svc.receive import BlobReader, read_header
@@ -23,7 +24,6 @@ from registry_svc.service.tenants import Tenants
 from registry_svc.service.uploads import Uploads
 from registry_svc.service.watch import WatchHub
 
-TENANT_KEY = "x-loraplex-tenant"
 _NEWEST = 2**62
 
 
@@ -204,8 +204,8 @@ class RegistryServicer(registry_pb2_grpc.AdapterRegistryServicer):
 
 def caller(context: grpc.ServicerContext) -> Caller:
     """Who asks, by metadata. Raises: NameInvalid: no tenant's name; FieldInvalid: two of them."""
-    given = [value for key, value in context.invocation_metadata() if key == TENANT_KEY]
+    given = [value for key, value in context.invocation_metadata() if key == TENANT_METADATA]
     if len(given) > 1:
-        raise FieldInvalid(TENANT_KEY, given, "given once")
+        raise FieldInvalid(TENANT_METADATA, given, "given once")
     name = given[0] if given else ""
-    return Caller(check_name(TENANT_KEY, str(name)) if name else DEFAULT_TENANT)
+    return Caller(check_name(TENANT_METADATA, str(name)) if name else DEFAULT_TENANT)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loraplex.address import is_loopback, split_address
 from loraplex.blobs import open_blob_store
-from loraplex.channel import is_loopback
 from loraplex.status import FieldInvalid, LoraplexError
 from registry_svc.sources import parse_location
 
@@ -78,9 +78,7 @@ class Option:
 
 
 def _address(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError("HOST:PORT, port 0 to 65535 (0: any free one)")
+    split_address(text)
     return text
 
 
@@ -177,9 +175,11 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     values["blob_store"] = values["blob_store"] or (_HOME.absolute() / "blobs").as_uri()
     values["scratch_dir"] = values["scratch_dir"] or tempfile.gettempdir()
     settings = Settings(**values)
+    limit = "a loopback address with --auth none, which lets everybody in"
     if not is_loopback(settings.listen):
-        limit = "a loopback address with --auth none, which lets everybody in"
         raise SettingInvalid("--listen", settings.listen, limit)
+    if settings.metrics_listen and not is_loopback(settings.metrics_listen):
+        raise SettingInvalid("--metrics-listen", settings.metrics_listen, limit)
     if settings.s3_endpoint_url and "s3://" not in (
         settings.blob_store + ",".join(settings.source_prefix)
     ):
@@ -192,6 +192,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="loraplex-registry",
         description="Serves the adapter registry over gRPC.",
+        allow_abbrev=False,
         epilog=f"Every flag is also an environment variable: {PREFIX}LISTEN and so on.",
     )
     for option in OPTIONS:

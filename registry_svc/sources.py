@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from loraplex.adapter_format import AdapterFolder, read_folder
 from loraplex.adapter_format.manifest import is_file_name
-from loraplex.blobs import CHUNK_BYTES
+from loraplex.blob_content import CHUNK_BYTES
 from loraplex.status import FieldInvalid, InvalidArgument, NotFound, ResourceExhausted
 
 MAX_OBJECTS = 10_000

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-ROOT = Path(__file__).resolve().parents[1]
+from engine_svc.processes.threads import quiet_threads
+
 _SLOWEST = 10
 
 #: the fixtures that several folders use
-pytest_plugins = [
-    name
-    for name in ("tests.support.postgres", "tests.support.s3", "tests.support.demo_model")
-    if (ROOT / (name.replace(".", "/") + ".py")).exists()
-]
+pytest_plugins = ["tests.support.postgres", "tests.support.s3", "tests.support.demo_model"]
+
+# before anything loads torch
+os.environ.update(quiet_threads(os.environ))
 
 # Equal examples in every run: a failure seen once is seen again.
 settings.register_profile(

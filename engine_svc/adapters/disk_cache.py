@@ -78,7 +78,7 @@ class DiskCache:
         return False
 
     def write(self, key: str, content: memoryview) -> bool:
-        """Store a packed file, evicting others for it.
+        """Store a packed file, evicting others for it, also when the disk is fuller than the cache.
 
         Returns: False when it is larger than the whole cache; nothing is stored then.
 
@@ -89,6 +89,20 @@ class DiskCache:
             return False
         with self._lock:
             self._make_room(needed, keep=self._path(key).name)
+        try:
+            self._store(key, content)
+        except ResourceExhausted:
+            if not self.reclaim(needed):
+                raise
+            self._store(key, content)
+        return True
+
+    def reclaim(self, num_bytes: int) -> bool:
+        """The disk is full: evict files of at least so many bytes. Whether any file went."""
+        with self._lock:
+            return self._evict(self._entries(), num_bytes) > 0
+
+    def _store(self, key: str, content: memoryview) -> None:
         digest = hashlib.sha256()
         with self.temporary() as (path, stream), disk_errors(path):
             for start in range(0, len(content), _CHUNK_BYTES):
@@ -98,7 +112,6 @@ class DiskCache:
             stream.write(digest.digest())
             stream.flush()
             os.replace(path, self._path(key))
-        return True
 
     def remove(self, key: str) -> None:
         with contextlib.suppress(OSError):
@@ -138,16 +151,21 @@ class DiskCache:
         return sorted(entries)
 
     def _make_room(self, needed: int, keep: str) -> None:
-        entries = self._entries()
-        total = sum(size for _, size, path in entries if path.name != keep)
+        entries = [entry for entry in self._entries() if entry[2].name != keep]
+        total = sum(size for _, size, _ in entries)
+        self._evict(entries, total + needed - self._max_bytes)
+
+    def _evict(self, entries: list[tuple[float, int, Path]], num_bytes: int) -> int:
+        """Remove the first entries until so many bytes are gone; returns the bytes."""
+        gone = 0
         for _, size, path in entries:
-            if total + needed <= self._max_bytes:
-                return
-            if path.name != keep:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                self._evictions += 1
-                total -= size
+            if gone >= num_bytes:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+            self._evictions += 1
+            gone += size
+        return gone
 
     def _remove_leftovers(self) -> None:
         for path in self._folder.glob("tmp-*"):

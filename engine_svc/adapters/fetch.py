@@ -146,7 +146,23 @@ class Fetcher:
     def _download(
         self, file: ManifestFile, path: Path, stream: BinaryIO, is_wanted: Callable[[], bool]
     ) -> bool:
-        """Whether the blob arrived with the right digest."""
+        """Whether the blob arrived with the right digest. On a full disk cached adapters give way.
+
+        Raises: ResourceExhausted DISK_FULL.
+        """
+        try:
+            return self._try_download(file, path, stream, is_wanted)
+        except ResourceExhausted:
+            if not self._disk.reclaim(file.size_bytes):
+                raise
+        with disk_errors(path):
+            stream.seek(0)
+            stream.truncate()
+        return self._try_download(file, path, stream, is_wanted)
+
+    def _try_download(
+        self, file: ManifestFile, path: Path, stream: BinaryIO, is_wanted: Callable[[], bool]
+    ) -> bool:
         digest, size = hashlib.sha256(), 0
         for chunk in self._store.chunks(file.sha256):
             if not is_wanted():

@@ -192,13 +192,7 @@ class _Pages:
 
     def place(self, group: _Group) -> Iterable[Block]:
         """The group's blocks at their final offsets; a group larger than a page is divided."""
-        if group.num_bytes > self._page_bytes:
-            if len(group.blocks) == 1:
-                raise AdapterRefused(
-                    f"a block of {group.num_bytes} bytes does not fit a page of "
-                    f"{self._page_bytes}; raise --page-size",
-                    reason="ADAPTER_TOO_LARGE",
-                )
+        if group.num_bytes > self._page_bytes and len(group.blocks) > 1:
             for part in group.halves():
                 yield from self.place(part)
             return
@@ -207,7 +201,16 @@ class _Pages:
             yield _moved(block, start)
 
     def take(self, num_bytes: int) -> int:
-        """The offset of so many bytes in one page."""
+        """The offset of so many bytes in one page.
+
+        Raises: AdapterRefused ADAPTER_TOO_LARGE when no page can hold them.
+        """
+        if num_bytes > self._page_bytes:
+            raise AdapterRefused(
+                f"a block of {num_bytes} bytes does not fit a page of {self._page_bytes}; raise "
+                "--page-size",
+                reason="ADAPTER_TOO_LARGE",
+            )
         num_bytes = -(-num_bytes // OFFSET_UNIT) * OFFSET_UNIT
         free = (i for i, used in enumerate(self._used) if used + num_bytes <= self._page_bytes)
         page = next(free, len(self._used))

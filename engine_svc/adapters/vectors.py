@@ -15,6 +15,7 @@ from engine_svc.adapters.convert import as_layout_bits
 from engine_svc.layout import OFFSET_UNIT, AdapterLayout
 from engine_svc.packed import RAW_BIAS, RAW_MAGNITUDE
 from loraplex.adapter_format import AdapterParts, TensorLocator
+from loraplex.base_model import NO_LAYER
 
 _FILE_DTYPE = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
 
@@ -54,10 +55,10 @@ def plan_vectors(
 
     def need(layer: int, module: str, *, is_gain: bool, flag: int = 0) -> tuple[list[Addend], int]:
         """The draft for a module's site, and the module's first column in it."""
-        indices = [i for i, part in enumerate(layout.slices) if part.module == module]
-        for index in indices:
-            raw[layout.entry(layer, index)] |= flag
-        first = layout.slices[indices[0]]
+        entries = layout.entries_of(layer, module)
+        for entry, _ in entries:
+            raw[entry] |= flag
+        first = entries[0][1]
         cell = layout.site_cell(layer, first.site)
         return drafts.setdefault((cell, is_gain), []), first.col0
 
@@ -66,8 +67,8 @@ def plan_vectors(
         if target.magnitude is not None:
             gain, col0 = need(target.layer, target.module, is_gain=True, flag=RAW_MAGNITUDE)
             gain.append(Addend(target.magnitude, 1.0, *rows, col0))
-            site = next(p.site for p in layout.slices if p.module == target.module)
-            if layout.sites[site].has_bias:
+            site = layout.entries_of(target.layer, target.module)[0][1].site
+            if target.layer != NO_LAYER and layout.sites[site].has_bias:
                 need(target.layer, target.module, is_gain=False)
         if target.b_bias is not None:
             constant, col0 = need(target.layer, target.module, is_gain=False)
@@ -76,7 +77,7 @@ def plan_vectors(
         constant, col0 = need(bias.layer, bias.module, is_gain=False, flag=RAW_BIAS)
         constant.append(Addend(bias.values, 1.0, bias.row0, bias.num_rows, col0))
     vectors = [
-        Vector(cell, is_gain, layout.sites[cell % len(layout.sites)].out_features, tuple(addends))
+        Vector(cell, is_gain, layout.site_of_cell(cell)[1].out_features, tuple(addends))
         for (cell, is_gain), addends in drafts.items()
     ]
     return vectors, raw

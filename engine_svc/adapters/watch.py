@@ -32,6 +32,7 @@ from loraplex.status import (
     Unavailable,
     from_rpc_error,
 )
+from loraplex.tenants import tenant_metadata
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class RegistryWatch:
         self._silence_limit_s = silence_limit_s
         self._replica: Replica | None = None
         self._status = RegistryStatus()
-        self._caught_up = threading.Event()
+        self._caught_up = False
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
@@ -102,10 +103,6 @@ class RegistryWatch:
     @property
     def status(self) -> RegistryStatus:
         return self._status
-
-    def wait_caught_up(self, timeout_s: float) -> bool:
-        """Whether all names are known that the registry had when it was first reached."""
-        return self._caught_up.wait(timeout_s)
 
     def snapshot(self) -> NameMapUpdate:
         """All names, for a replica that starts now; empty before the first connection."""
@@ -213,7 +210,7 @@ class RegistryWatch:
         """Apply one message. Returns: whether the registry waits to hear that it was applied."""
         if message.WhichOneof("item") == "event":
             update = replica.apply(message.event)
-            live = self._caught_up.is_set()
+            live = self._caught_up
             if update is not None and live:
                 self._on_update(update)
             self._set_status(connected=live)
@@ -223,10 +220,10 @@ class RegistryWatch:
             self._start_over(f"the registry is at revision {revision}")
             raise _unreachable(self._address, "its history is shorter than before; reading it anew")
         replica.advance(revision)
-        first = not self._caught_up.is_set()
+        first = not self._caught_up
         if first:
             self._on_update(replica.snapshot())
-            self._caught_up.set()
+            self._caught_up = True
         self._set_status(connected=True)
         return first
 
@@ -236,7 +233,7 @@ class RegistryWatch:
         had = 0 if self._replica is None else self._replica.revision
         log.warning("registry.history_lost", extra={"applied": had, "cause": cause})
         self._replica = None
-        self._caught_up.clear()
+        self._caught_up = False
 
     def _set_status(
         self, *, connected: bool, problem: Failure | None = None, fatal: bool = False
@@ -264,7 +261,7 @@ class RegistryWatch:
                 self._address, options=channel_options(self._address)
             ) as channel:
                 stub = registry_pb2_grpc.AdapterRegistryStub(channel)
-                metadata = (("x-loraplex-tenant", ref.tenant),) if ref.tenant else ()
+                metadata = tenant_metadata(ref.tenant)
                 answer = stub.ResolveAdapter(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             raise _named(from_rpc_error(error), self._address) from error
@@ -306,7 +303,9 @@ class _SilenceGuard:
 
 def _named(error: LoraplexError, address: str) -> LoraplexError:
     """Transport errors as REGISTRY_UNREACHABLE, the registry's own as they are."""
-    transport = error.reason in ("INVARIANT", "DRAINING", "CANCELLED", "DEADLINE_EXCEEDED")
+    transport = error.reason in (
+        "TRANSPORT", "INVARIANT", "DRAINING", "CANCELLED", "DEADLINE_EXCEEDED",
+    )  # fmt: skip
     return _unreachable(address, error.message) if transport else error
 
 

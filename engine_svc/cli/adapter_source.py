@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--blob-store", default="", help="the registry's; default: .loraplex/registry/blobs"
     )
-    parser.add_argument("--s3-endpoint-url", default=None)
+    parser.add_argument("--s3-endpoint-url", default=None, help="where s3:// is, if not at AWS")
     parser.add_argument("--tenant", default="", help="whose adapters; default: default")
 
 

@@ -7,19 +7,19 @@ import argparse
 from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.engine.v1 import engine_pb2
 
-#: field of SamplingParams → type of its flag
-_SAMPLING: dict[str, type] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "seed": int,
-    "n": int,
-    "max_tokens": int,
-    "min_tokens": int,
+#: field of SamplingParams → type and meaning of its flag
+_SAMPLING: dict[str, tuple[type, str]] = {
+    "temperature": (float, "0: greedy; default 1"),
+    "top_p": (float, "keep the most likely tokens up to this mass"),
+    "top_k": (int, "keep so many of the most likely tokens; 0: all"),
+    "min_p": (float, "keep tokens of at least this share of the likeliest one's probability"),
+    "repetition_penalty": (float, "over prompt and output; 1: off"),
+    "presence_penalty": (float, "over output; 0: off"),
+    "frequency_penalty": (float, "over output; 0: off"),
+    "seed": (int, "default: drawn"),
+    "n": (int, "choices; default 1"),
+    "max_tokens": (int, "default 128"),
+    "min_tokens": (int, "no stop before so many"),
 }
 DEFAULT_MAX_TOKENS = 128
 
@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--use", default="", metavar="NAME",
         help="which --adapter answers; default: the only one, else the base model",
     )  # fmt: skip
-    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--prompt", required=True, help="text, or with --chat a message")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's chat message")
     parser.add_argument("--system", default="", help="system message of a chat")
     parser.add_argument(
@@ -52,12 +52,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--max-saved-bytes", type=int, default=MAX_SAVED_BYTES,
         help="limit of an adapter's whole embeddings and output head",
     )  # fmt: skip
-    for name, kind in _SAMPLING.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, dest=name)
+    for name, (kind, meaning) in _SAMPLING.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, dest=name, help=meaning)
     parser.add_argument("--stop", action="append", default=[], help="stop string; repeatable")
-    parser.add_argument("--ignore-eos", action="store_true")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--ignore-eos", action="store_true", help="end-of-sequence tokens do not stop"
+    )
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
 
 
 def sampling_of(arguments: argparse.Namespace) -> engine_pb2.SamplingParams:

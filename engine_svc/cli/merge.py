@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from engine_svc.cli.adapter_source import adapter_folder, names_base
-from engine_svc.cli.table import size
 from engine_svc.model.merge import MergedWeights
 from loraplex.adapter_format import WEIGHTS_FILE, CheckedAdapter, check_adapter, read_folder
 from loraplex.adapter_format.tokenizer import TOKENIZER_FILES
 from loraplex.base_folder import find_base_folder, read_base_folder
+from loraplex.printing import size
 from loraplex.status import FieldInvalid
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"

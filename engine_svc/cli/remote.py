@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
-from engine_svc.cli.table import size, table
 from loraplex.channel import insecure_channel
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
+from loraplex.printing import print_json, print_table, short, size, to_plain
+from loraplex.tenants import tenant_metadata
 
 _TIERS = {
     engine_pb2.RESIDENCY_TIER_DISK: "disk",
@@ -27,7 +24,7 @@ def show_state(arguments: argparse.Namespace) -> None:
         request = engine_pb2.GetEngineStateRequest()
         state = stub.GetEngineState(request, timeout=arguments.timeout).state
     if arguments.output == "json":
-        print(json.dumps(_as_json(state), indent=2))
+        print_json(to_plain(state))
         return
     print(
         f"engine {state.engine_id}  base {state.base_model}  revision {state.registry_revision}\n"
@@ -37,18 +34,21 @@ def show_state(arguments: argparse.Namespace) -> None:
     memory = state.memory
     parts = ("weights", "kv", "adapters", "free", "workspace", "host_cache")
     rows = [(part, size(getattr(memory, f"{part}_bytes"))) for part in parts]
-    print("\n" + table(("memory", "bytes"), rows))
+    print()
+    print_table(("memory", "bytes"), rows)
     print(f"{memory.num_pages} pages of {size(memory.page_bytes)}")
     if state.residency:
-        print("\n" + _residency(state))
+        print()
+        _print_residency(state)
     if state.flows:
-        print("\n" + _flows(state))
+        print()
+        _print_flows(state)
 
 
 def show_models(arguments: argparse.Namespace) -> None:
     """Print every model that the caller may use. Raises: grpc.RpcError."""
     models: list[engine_pb2.Model] = []
-    metadata = (("x-loraplex-tenant", arguments.tenant),) if arguments.tenant else ()
+    metadata = tenant_metadata(arguments.tenant)
     with insecure_channel(arguments.address) as channel:
         stub = engine_pb2_grpc.EngineStub(channel)
         request = engine_pb2.ListModelsRequest()
@@ -59,7 +59,7 @@ def show_models(arguments: argparse.Namespace) -> None:
                 break
             request.page_token = page.next_page_token
     if arguments.output == "json":
-        print(json.dumps([_as_json(model) for model in models], indent=2))
+        print_json([to_plain(model) for model in models])
         return
     rows = [
         (
@@ -68,14 +68,14 @@ def show_models(arguments: argparse.Namespace) -> None:
             model.adapter.version or "-",
             model.max_rank or "-",
             model.context_tokens,
-            model.adapter.digest[:19] or "-",
+            short(model.adapter.digest) or "-",
         )
         for model in models
     ]
-    print(table(("model", "parent", "version", "rank", "context", "digest"), rows))
+    print_table(("model", "parent", "version", "rank", "context", "digest"), rows)
 
 
-def _residency(state: engine_pb2.EngineState) -> str:
+def _print_residency(state: engine_pb2.EngineState) -> None:
     rows = [
         (
             one.adapter.name,
@@ -87,10 +87,10 @@ def _residency(state: engine_pb2.EngineState) -> str:
         )
         for one in state.residency
     ]
-    return table(("adapter", "version", "tier", "size", "place", "pinned"), rows)
+    print_table(("adapter", "version", "tier", "size", "place", "pinned"), rows)
 
 
-def _flows(state: engine_pb2.EngineState) -> str:
+def _print_flows(state: engine_pb2.EngineState) -> None:
     rows = [
         (
             flow.adapter.name or state.base_model,
@@ -100,15 +100,9 @@ def _flows(state: engine_pb2.EngineState) -> str:
             flow.running,
             flow.paused,
             flow.ring_position,
-            f"{flow.waited_s:.2f}",
+            round(flow.waited_s, 2),
         )
         for flow in state.flows
     ]
     header = ("flow", "tenant", "class", "waiting", "running", "paused", "ring", "waited s")
-    return table(header, rows)
-
-
-def _as_json(message: Any) -> Any:
-    return MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
+    print_table(header, rows)

@@ -63,7 +63,7 @@ def admit(books: Books, request: Request, now: float) -> LiveRequest:
     lane.put(sequence, SequenceState.WAITING)
     if not books.is_in_line(lane):
         books.queue(lane, now)
-    books.outbox.admitted(request.request_id)
+    books.outputs.admitted(request.request_id)
     return live
 
 

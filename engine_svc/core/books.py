@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from engine_svc.core.lane import Lane
 from engine_svc.core.memory import Memory
-from engine_svc.core.outputs import Outbox
+from engine_svc.core.outputs import Outputs
 from engine_svc.core.ring import Ring
 from engine_svc.core.sequence import Age, LiveRequest, Sequence, SequenceState
 from engine_svc.core.slots import Slot
@@ -25,7 +25,7 @@ class Books:
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
         self.memory = Memory(limits)
-        self.outbox = Outbox()
+        self.outputs = Outputs()
         self.requests: OrderedDict[str, LiveRequest] = OrderedDict()
         self.lanes: dict[str, Lane] = {}
         self.ring = Ring()
@@ -78,7 +78,7 @@ class Books:
                 self.end_sequence(sequence)
         live.ended = True
         del self.requests[live.request.request_id]
-        self.outbox.ended(live, failure)
+        self.outputs.ended(live, failure)
         lane.num_requests -= 1
         self._tidy(lane)
 

@@ -52,7 +52,7 @@ def _take_sample(books: Books, sequence: Sequence, sample: Sample, now: float) -
         return
     sequence.output_ids.append(sample.token_id)
     reason, stop_token_id = _end_of(sequence, sample.token_id)
-    books.outbox.token(sequence, sample, reason, stop_token_id)
+    books.outputs.token(sequence, sample, reason, stop_token_id)
     if reason is not None:
         books.end_sequence(sequence)
         if live.finished:

@@ -34,6 +34,7 @@ from engine_svc.core.waits import Cause
 from engine_svc.types import EngineLimits, Failure, LateInputs, OutputItem, Request
 
 _NOTHING_LATE = LateInputs()
+_SPARE_DEADLINES = 64
 
 
 class EngineCore:
@@ -70,11 +71,12 @@ class EngineCore:
         failure = refusal(self._books, request, now, self._draining)
         if failure is not None:
             tokens = len(request.prompt_token_ids)
-            self._books.outbox.refused(request.request_id, tokens, failure)
+            self._books.outputs.refused(request.request_id, tokens, failure)
             return
         live = admit(self._books, request, now)
         if request.deadline_s != float("inf"):
             heapq.heappush(self._deadlines, (request.deadline_s, live.order, request.request_id))
+            self._forget_deadlines()
 
     def cancel(self, request_id: str, failure: Failure | None = None) -> None:
         """End a request, if it still lives, with `failure` or CANCELLED. It enters no later plan;
@@ -99,7 +101,7 @@ class EngineCore:
 
     def take_outputs(self) -> tuple[OutputItem, ...]:
         """What happened since the last call, in order."""
-        return self._books.outbox.take()
+        return self._books.outputs.take()
 
     def snapshot(self) -> CoreCounts:
         return take_counts(self._books, self._loads, self._clock.now(), self._draining)
@@ -140,6 +142,13 @@ class EngineCore:
             live = self._books.requests.get(request_id)
             if live is not None and live.order == order:
                 self._books.end_request(live, failures.deadline_exceeded(request_id), now)
+
+    def _forget_deadlines(self) -> None:
+        """Deadlines may lie hours away: those of requests that ended must not pile up."""
+        requests = self._books.requests
+        if len(self._deadlines) > 2 * len(requests) + _SPARE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in requests]
+            heapq.heapify(self._deadlines)
 
     def _report(
         self,

@@ -65,11 +65,14 @@ def cancelled(request_id: str) -> Failure:
 
 
 def not_finite(request_id: str, ref: AdapterRef | None) -> Failure:
-    who = "the base model" if ref is None else f"adapter {ref.name}@{ref.version}"
+    """The adapter's fault where there is one: its values are finite, its output is not."""
+    rest = f"produced non-finite logits in request {request_id}; other requests are not affected"
+    if ref is None:
+        return Failure("INTERNAL", "INVARIANT", f"the base model {rest}")
     return Failure(
-        "INTERNAL",
-        "INVARIANT",
-        f"{who} produced non-finite logits in request {request_id}; other requests are not "
-        "affected",
-        (("adapter", "" if ref is None else ref.name),),
+        "FAILED_PRECONDITION",
+        "WEIGHTS_NOT_FINITE",
+        f"adapter {ref.name}@{ref.version} ({ref.digest}) {rest}; publish a version with sound "
+        "weights",
+        (("adapter", ref.name), ("digest", ref.digest)),
     )

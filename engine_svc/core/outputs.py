@@ -15,7 +15,7 @@ from engine_svc.types import (
 )
 
 
-class Outbox:
+class Outputs:
     """Items in the order in which they happened; bounded by what one step can produce, since the
     process takes them after every step."""
 

@@ -40,7 +40,6 @@ class LaunchedStep:
     by_seat: dict[int, Sequence]
     #: tokens of each adapter in the step
     segments: tuple[int, ...] = ()
-    plan_s: float = 0.0
 
 
 @dataclass(slots=True)

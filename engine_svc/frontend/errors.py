@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from engine_svc.frontend.decoding import Undecodable
 from engine_svc.log import Log
 from loraplex.status import Internal, LoraplexError, to_grpc
 
@@ -28,6 +29,8 @@ def mapped(method: Handler) -> Handler:
     @functools.wraps(method)
     async def wrapper(self: HasLog, request: Any, context: Any) -> Any:
         try:
+            if isinstance(request, Undecodable):
+                raise request.refusal()
             return await method(self, request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise

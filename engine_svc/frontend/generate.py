@@ -128,7 +128,7 @@ class GenerateCall:
 
     async def _prepare(self, request: engine_pb2.GenerateRequest) -> tuple[Request, Answer]:
         serving = self._serving
-        self._tenant = tenant_of(dict(self._context.invocation_metadata() or ()))
+        self._tenant = tenant_of(self._context.invocation_metadata())
         self._shown_id = _request_id(request) or self._core_id
         require_serving(serving.link.phase)
         service_class = _service_class(request)

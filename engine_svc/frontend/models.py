@@ -6,16 +6,15 @@ import base64
 import binascii
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from engine_svc.types import AdapterRef
 from loraplex.common.v1 import common_pb2
 from loraplex.engine.v1 import engine_pb2
 from loraplex.status import FieldInvalid, InvalidArgument, NameInvalid, NotFound
+from loraplex.tenants import DEFAULT_TENANT, TENANT_METADATA
 
-DEFAULT_TENANT = "default"
-TENANT_METADATA = "x-loraplex-tenant"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _REFERENCE_LIMIT = 256
 _DEFAULT_PAGE = 100
@@ -40,9 +39,12 @@ class AdapterNames(Protocol):
         ...
 
 
-def tenant_of(metadata: Mapping[str, str | bytes]) -> str:
-    """The calling tenant. Raises: NameInvalid."""
-    value = metadata.get(TENANT_METADATA, DEFAULT_TENANT)
+def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The calling tenant. Raises: NameInvalid; FieldInvalid: it is named twice."""
+    given = [value for key, value in metadata or () if key == TENANT_METADATA]
+    if len(given) > 1:
+        raise FieldInvalid(f"metadata {TENANT_METADATA}", given, "given once")
+    value = given[0] if given else DEFAULT_TENANT
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise NameInvalid(
             f"metadata {TENANT_METADATA}", value, "1 … 128 characters of [a-z0-9._-], no sign first"

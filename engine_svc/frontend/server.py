@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from engine_svc.frontend.core_link import CoreLink, LinkPhase
+from engine_svc.frontend.decoding import DecodingInterceptor
 from engine_svc.frontend.generate import Serving
 from engine_svc.frontend.inputs import PromptReader
 from engine_svc.frontend.models import AdapterNames, Models
@@ -29,6 +30,11 @@ ENGINE_SERVICE = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+#: Calls that gRPC keeps until the loop takes them. Its own limit is 1,000; above that it cancels
+#: without a word, so ours is where only memory could end it: admission refuses with a reason.
+_MAX_UNTAKEN_CALLS = 65_536
+#: How long a drain takes calls over that gRPC had before it began.
+_SETTLE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ class FrontendServer:
         try:
             async with asyncio.timeout(seconds):
                 await self.servicer.wait_idle()
+                await asyncio.sleep(_SETTLE_S)
+                await self.servicer.wait_idle()
         except TimeoutError:
             self.servicer.end_open_calls()
         await self.stop(grace_s=1.0)
@@ -118,7 +126,9 @@ def build_server(
         observer=Observers((RequestLog(log), *observers)),
         now=now,
     )
-    server = grpc.aio.server(options=_server_options(options))
+    server = grpc.aio.server(
+        interceptors=(DecodingInterceptor(ENGINE_SERVICE),), options=_server_options(options)
+    )
     return FrontendServer(options, serving, server, log)
 
 
@@ -137,6 +147,8 @@ def _server_options(options: FrontendOptions) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", int(options.share_port)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.server.max_pending_requests", _MAX_UNTAKEN_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_UNTAKEN_CALLS),
         # a client that vanished without a word is noticed within 80 s
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),

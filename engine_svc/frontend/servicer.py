@@ -33,10 +33,6 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._idle.set()
         self._closing = asyncio.Event()
 
-    @property
-    def num_open_calls(self) -> int:
-        return len(self._calls)
-
     async def wait_idle(self) -> None:
         """Until no Generate call is open."""
         await self._idle.wait()
@@ -122,7 +118,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
 
 def _tenant(context: Any) -> str:
-    return tenant_of(dict(context.invocation_metadata() or ()))
+    return tenant_of(context.invocation_metadata())
 
 
 def _draining(message: str) -> Unavailable:

@@ -1,9 +1,9 @@
-"""The only torch of the engine: arch, weights, attention, LoRA, arena bytes, sampler, runner."""
+"""The only torch of the engine: a StepPlan becomes tokens.
 
-import os
-
-# libgomp reads this once, when torch is imported: threads that wait for each other sleep after a
-# short spin instead of holding a core that a frontend or the loader needs. Measured on 2 cores with
-# a load of 7, 8 decodes a step of SmolLM2-135M, two runs: 0.09 and 0.29 s with it, 1.0 and 2.8 s
-# without.
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+build      the one place where the parts meet: folder → checkpoint → weights → LoadedModel
+runner     forward, sample, collect; forward_plan is built once a step, layers only read it
+llama      the model on one page; rotary, linear
+arena      the bytes behind pages and slots; slot_writer fills them, site_table says what lies where
+lora       an adapter at each fused linear: the kernels, or (lora_views) cached views on a CPU
+sampler    logits → tokens: logit_rules, seats, randomness, logprobs
+"""

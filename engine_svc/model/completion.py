@@ -13,17 +13,19 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.layout import OFFSET_UNIT, RANK_BLOCK, AdapterLayout
+from engine_svc.layout import HEAD_SITE, OFFSET_UNIT, RANK_BLOCK, AdapterLayout, Site, Slice
 from engine_svc.model.arena import Arena
-from engine_svc.model.linear import Linear
 from engine_svc.model.site_table import Offsets, SlotRow
+from engine_svc.model.vocabulary import table_rows
 from engine_svc.model.weights import ModelWeights
 from engine_svc.packed import RAW_BIAS, RAW_MAGNITUDE
+from loraplex.base_model import NO_LAYER
 from loraplex.status import AdapterRefused
 
 #: of W₀ + s·B·A that exist at one time
@@ -34,6 +36,14 @@ CACHE_BYTES = 64 << 20
 REST = 1.0
 
 Gains = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _SiteWeight:
+    """W₀ of a site, [out_features, in_features], made when it is needed, and its bias."""
+
+    plain: Callable[[], torch.Tensor]
+    bias: torch.Tensor | None = None
 
 
 class Completion:
@@ -61,48 +71,61 @@ class Completion:
         if known is not None:
             self._cache.move_to_end(row.digest)
         gains: Gains = {}
-        num_sites = len(self._layout.sites)
-        for cell in range(self._layout.num_layers * num_sites):
-            layer, site_index = divmod(cell, num_sites)
-            site = self._layout.sites[site_index]
-            slices = range(site.first_slice, site.first_slice + site.num_slices)
-            marked = [i for i in slices if raw[self._layout.entry(layer, i)]]
+        for cell in range(self._layout.num_site_cells):
+            layer, site = self._layout.site_of_cell(cell)
+            slices = self._layout.slices_of(layer, site)
+            first = self._layout.entry(layer, site.first_slice)
+            marked = [(first + i, part) for i, part in enumerate(slices) if raw[first + i]]
             if marked:
-                linear = self._weights.layers[layer].sites[site_index]
-                self._site(row, raw, layer, cell, marked, linear, known, gains)
+                weight = self._weight(row, layer, cell, site)
+                self._site(row, raw, cell, marked, weight, known, gains)
         if gains and known is None:
             self._keep(row.digest, gains)
+
+    def _weight(self, row: SlotRow, layer: int, cell: int, site: Site) -> _SiteWeight:
+        if layer != NO_LAYER:
+            linear = self._weights.layers[layer].sites[cell % len(self._layout.sites)]
+            return _SiteWeight(linear.plain_weight, linear.bias)
+        # an adapter's own vocabulary takes the place of the base's
+        is_head = site is self._layout.outer_sites[HEAD_SITE]
+        runs = row.tables["head_weight" if is_head else "embedding_weight"]
+        hidden = site.in_features if is_head else site.out_features
+        tokens = site.out_features if is_head else site.in_features
+        own = table_rows(self._arena.numbers, self._layout, runs, tokens, hidden)
+        if is_head:
+            return _SiteWeight(lambda: torch.cat(own) if own else self._weights.head.plain_weight())
+        embedding = self._weights.embedding
+        return _SiteWeight(lambda: (torch.cat(own) if own else embedding).T)
 
     def _site(
         self,
         row: SlotRow,
         raw: npt.NDArray[np.int32],
-        layer: int,
         cell: int,
-        marked: list[int],
-        linear: Linear,
+        marked: list[tuple[int, Slice]],
+        weight: _SiteWeight,
         known: Gains | None,
         gains: Gains,
     ) -> None:
-        gain = self._vector(int(row.g_off[cell]), linear.out_features)
-        constant = self._vector(int(row.c_off[cell]), linear.out_features)
-        assert linear.bias is None or constant is not None, "the packer gave no room for c"
-        weight: torch.Tensor | None = None
-        for index in marked:
-            entry, part = self._layout.entry(layer, index), self._layout.slices[index]
+        size = self._layout.site_of_cell(cell)[1].out_features
+        gain = self._vector(int(row.g_off[cell]), size)
+        constant = self._vector(int(row.c_off[cell]), size)
+        assert weight.bias is None or constant is not None, "the packer gave no room for c"
+        plain: torch.Tensor | None = None
+        for entry, part in marked:
             columns = slice(part.col0, part.col0 + part.num_cols)
             g: torch.Tensor | float = 1.0
             if raw[entry] & RAW_MAGNITUDE:
                 assert gain is not None, "the packer gave no room for g"
                 if known is None:
-                    weight = linear.plain_weight() if weight is None else weight
-                    gains[entry] = self._gain(row, entry, weight[columns], gain[columns])
+                    plain = weight.plain() if plain is None else plain
+                    gains[entry] = self._gain(row, entry, plain[columns], gain[columns])
                 g = gains[entry] if known is None else known[entry]
                 gain[columns] = g
                 for block in self._blocks(row.b_off[entry], int(row.rank[entry]), part.num_cols):
                     block.copy_(block.float() * g)
-            if linear.bias is not None and constant is not None:
-                bias = linear.bias[columns].float()
+            if weight.bias is not None and constant is not None:
+                bias = weight.bias[columns].float()
                 own = bool(raw[entry] & RAW_BIAS)
                 constant[columns] += -g * bias if own else (1.0 - g) * bias
 
@@ -112,7 +135,7 @@ class Completion:
         """m / ‖W₀ + s·B·A‖ [num_cols] of one slice."""
         rank, scale = int(row.rank[entry]), float(row.scale[entry])
         num_cols, in_features = weight.shape
-        a = torch.cat([x.float() for x in self._blocks(row.a_off[entry], rank, in_features)])
+        a = self._a(row, entry, rank, in_features)
         b = torch.cat([x.float() for x in self._blocks(row.b_off[entry], rank, num_cols)])
         norms = torch.empty_like(magnitude)
         step = max(1, CHUNK_BYTES // (4 * in_features))
@@ -129,6 +152,14 @@ class Completion:
                 reason="WEIGHTS_NOT_FINITE",
             )
         return gain
+
+    def _a(self, row: SlotRow, entry: int, rank: int, in_features: int) -> torch.Tensor:
+        """[rank, in_features] fp32; an embedding's is a table of one row a token."""
+        if entry in self._layout.embedding_entries:
+            runs = row.tables["embedding_a"]
+            table = table_rows(self._arena.numbers, self._layout, runs, in_features, rank)
+            return torch.cat([rows.float() for rows in table]).T
+        return torch.cat([x.float() for x in self._blocks(row.a_off[entry], rank, in_features)])
 
     def _blocks(self, offsets: Offsets, rank: int, cols: int) -> Iterator[torch.Tensor]:
         """Views of an entry's blocks, [rows, cols] in the compute dtype."""

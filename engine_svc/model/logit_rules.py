@@ -74,6 +74,8 @@ def _penalise(
         seen = state.prompt_mask.index_select(0, seat_at).logical_or_(counts > 0)
         repetition = column([s.repetition_penalty for s in sampling])
         part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
+        # a penalty near 0 overflows; two infinities would have no difference
+        part.clamp_(max=torch.finfo(part.dtype).max)
     if any(s.frequency_penalty != 0.0 for s in sampling):
         part.sub_(counts * column([s.frequency_penalty for s in sampling]))
     if any(s.presence_penalty != 0.0 for s in sampling):

@@ -112,16 +112,15 @@ class MergedWeights:
     def _add(self, weight: torch.Tensor, target: TargetSpec, row: int) -> None:
         own = slice(target.row0, target.row0 + target.num_rows)
         delta = target.scaling * (self._read(target.b)[own].float() @ self._read(target.a).float())
-        if target.module == EMBEDDING:
-            weight += delta.T
-            return
+        # an embedding is stored the other way round: its outputs are columns
+        rows = weight.T if target.module == EMBEDDING else weight
         here = slice(row, row + target.num_rows)
-        total = weight[here] + delta
+        total = rows[here] + delta
         if target.magnitude is not None:
             magnitude = self._read(target.magnitude)[own].float()
             gain = magnitude / torch.linalg.vector_norm(total, dim=1)
             total = gain.unsqueeze(1) * total
-        weight[here] = total
+        rows[here] = total
 
     def _plan_biases(self) -> dict[str, list[_BiasPart]]:
         wanted = [
@@ -143,14 +142,15 @@ class MergedWeights:
 
     def _add_biases(self, module: str, biases: dict[str, list[_BiasPart]]) -> None:
         """Llama's config can give all linears of a kind a bias: zero where the adapter has none."""
-        option = next(name for name, modules in _BIAS_OPTIONS.items() if module in modules)
-        if self._base.architecture != "LlamaForCausalLM":
+        options = [name for name, modules in _BIAS_OPTIONS.items() if module in modules]
+        if self._base.architecture != "LlamaForCausalLM" or not options:
             raise FailedPrecondition(
                 f"the adapter brings a bias of {module}, which {self._base.architecture} has no "
                 "place for; serve it as an adapter",
                 reason="OPTION_UNSUPPORTED",
-                metadata={"field": module, "value": "bias", "limit": "LlamaForCausalLM"},
+                metadata={"field": module, "value": "bias", "limit": "a linear of Llama's layers"},
             )
+        option = options[0]
         self.config_changes[option] = True
         for layer in range(self._base.num_layers):
             for other in _BIAS_OPTIONS[option]:

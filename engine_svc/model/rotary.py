@@ -14,7 +14,8 @@ def rope_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each [num_positions, 1, rotary_dim/2]; angles in fp32, rounded once.
 
-    Source: Hugging Face transformers' `default`, `linear`, `llama3` and `yarn` rope types.
+    Source: Hugging Face transformers' `default`, `linear`, `llama3`, `yarn` and `longrope` rope
+    types, the last one within its original context.
     """
     dim = base.rotary_dim or base.head_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
@@ -30,18 +31,24 @@ def _kind(base: BaseModelSpec) -> str:
 
 
 def _attention_factor(base: BaseModelSpec) -> float:
-    """YaRN makes queries and keys larger, which sharpens attention over a longer context."""
-    if _kind(base) != "yarn":
+    """Some types make queries and keys larger, which sharpens attention over a longer context."""
+    scaling, kind = base.rope_scaling, _kind(base)
+    if kind not in ("yarn", "longrope"):
         return 1.0
-    given = base.rope_scaling.get("attention_factor")
-    factor = float(base.rope_scaling["factor"])
-    return float(given) if given is not None else 0.1 * math.log(max(factor, 1.0)) + 1.0
+    if scaling.get("attention_factor"):
+        return float(scaling["attention_factor"])
+    stretch = math.log(max(float(scaling["factor"]), 1.0))
+    if kind == "yarn":
+        return 0.1 * stretch + 1.0
+    return math.sqrt(1 + stretch / math.log(scaling["original_max_position_embeddings"]))
 
 
 def _scaled(base: BaseModelSpec, frequencies: torch.Tensor) -> torch.Tensor:
     scaling, kind = base.rope_scaling, _kind(base)
     if kind == "default":
         return frequencies
+    if kind == "longrope":
+        return frequencies / torch.tensor(scaling["short_factor"], dtype=torch.float32)
     factor = float(scaling["factor"])
     if kind == "linear":
         return frequencies / factor

@@ -131,6 +131,16 @@ class ModelRunner:
         compute_s = running.compute_s + time.perf_counter() - begun
         return StepResult(step, samples, prompts, compute_s)
 
+    @torch.inference_mode()
+    def all_logits(self, plan: StepPlan) -> torch.Tensor:
+        """[T, V] fp32 of every position of a plan without seats: for tools, nothing is sampled."""
+        for binding in plan.slot_bindings:
+            self._bind(binding)
+        step = self._planner.plan(plan)
+        self._arena.clear(step.fresh_pages)
+        hidden = self._model.forward(step, step.token_ids)
+        return self._model.logits(hidden, step.segments)
+
     def _bind(self, binding: SlotBinding) -> None:
         if binding.digest == BASE_DIGEST:
             self._site_table.clear(binding.slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import queue
 import threading
@@ -20,6 +21,8 @@ from engine_svc.model.site_table import SlotRow, slot_row
 from engine_svc.packed import PackedFileInvalid, decode_header
 from engine_svc.types import Failure, SlotLoad
 from loraplex.status import AdapterRefused, DataLoss, Internal
+
+log = logging.getLogger(__name__)
 
 Ended = tuple[SlotLoad, Failure | None]
 
@@ -109,9 +112,12 @@ class ArenaSlotWriter:
                 failure = failure_of(DataLoss(f"adapter {load.digest} in the host cache: {error}"))
             except AdapterRefused as error:
                 failure = failure_of(error)
-            except Exception as error:
+            except Exception:
                 # one adapter's load must never end the thread that loads all others
-                failure = failure_of(Internal(f"adapter {load.digest} was not copied: {error!r}"))
+                log.exception("slot.copy_crashed", extra={"digest": load.digest, "slot": load.slot})
+                failure = failure_of(
+                    Internal(f"adapter {load.digest} was not copied; see the engine's log")
+                )
             self._ended.put((load, failure))
 
     def _copy(self, load: SlotLoad, stream: torch.cuda.Stream | None) -> SlotRow:

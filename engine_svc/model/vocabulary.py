@@ -58,8 +58,27 @@ class _SlotVocabulary:
     a: _Table | None
     expands: tuple[_Expand, ...]
     scale: float
+    #: of the embeddings, [C] fp32: DoRA's
+    gain: torch.Tensor | None
     head: tuple[torch.Tensor, ...]
     has_head_lora: bool
+
+
+def table_rows(
+    numbers: torch.Tensor, layout: AdapterLayout, runs: Offsets, num_rows: int, row_items: int
+) -> tuple[torch.Tensor, ...]:
+    """A table's runs as [rows, row_items] views; those that touch in the arena are one."""
+    step, unit_items = layout.table_rows_a_page(row_items), OFFSET_UNIT // numbers.itemsize
+    joined: list[tuple[int, int]] = []  # (first number, rows)
+    for index, start in enumerate((runs * unit_items).tolist()):
+        rows = min(step, num_rows - index * step)
+        if joined and joined[-1][0] + joined[-1][1] * row_items == start:
+            joined[-1] = (joined[-1][0], joined[-1][1] + rows)
+        else:
+            joined.append((start, rows))
+    return tuple(
+        numbers[start : start + rows * row_items].view(rows, row_items) for start, rows in joined
+    )
 
 
 class AdapterVocabulary:
@@ -96,6 +115,8 @@ class AdapterVocabulary:
                 continue
             u = own.a.rows(self._numbers, here).float() * own.scale  # [count, rank]
             total = out[rows].float()
+            if own.gain is not None:
+                total *= own.gain
             for part in own.expands:
                 ranks, columns = part.b.shape
                 total[:, part.col0 : part.col0 + columns].addmm_(
@@ -156,6 +177,7 @@ class AdapterVocabulary:
             a=self._table(tables["embedding_a"], rank),
             expands=tuple(self._expands(row, rank)),
             scale=scale,
+            gain=self._gain(int(row.g_off[layout.site_cell(NO_LAYER, EMBEDDING_SITE)]), hidden),
             head=self._head(tables["head_weight"], hidden),
             has_head_lora=int(row.rank[head_entry]) > 0,
         )
@@ -168,20 +190,15 @@ class AdapterVocabulary:
         starts = torch.from_numpy(runs * self._unit_items).to(self._numbers.device)
         return _Table(starts, self._layout.table_rows_a_page(row_items), row_items)
 
+    def _gain(self, offset: int, hidden: int) -> torch.Tensor | None:
+        if offset < 0:
+            return None
+        start = offset * self._unit_items
+        items = hidden * torch.float32.itemsize // self._numbers.itemsize
+        return self._numbers[start : start + items].view(torch.float32)
+
     def _head(self, runs: Offsets, hidden: int) -> tuple[torch.Tensor, ...]:
-        """Runs as [rows, C] views; those that touch in the arena are one."""
-        step = self._layout.table_rows_a_page(hidden)
-        joined: list[tuple[int, int]] = []  # (first number, rows)
-        for index, start in enumerate((runs * self._unit_items).tolist()):
-            rows = min(step, self._vocab_size - index * step)
-            if joined and joined[-1][0] + joined[-1][1] * hidden == start:
-                joined[-1] = (joined[-1][0], joined[-1][1] + rows)
-            else:
-                joined.append((start, rows))
-        return tuple(
-            self._numbers[start : start + rows * hidden].view(rows, hidden)
-            for start, rows in joined
-        )
+        return table_rows(self._numbers, self._layout, runs, self._vocab_size, hidden)
 
     def _expands(self, row: SlotRow, rank: int) -> list[_Expand]:
         layout, found = self._layout, []

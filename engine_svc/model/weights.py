@@ -50,11 +50,15 @@ def load_weights(
     checkpoint = Checkpoint(folder, base)
     numbers = 0
 
-    def tensor(name: str) -> torch.Tensor:
+    def tensor(name: str, *, kept: bool = False) -> torch.Tensor:
+        """`kept` as it is, so it must be a copy: a view would hold the mapped file."""
         nonlocal numbers
-        loaded = checkpoint.tensor(name).to(device=device, dtype=dtype)
+        loaded = checkpoint.tensor(name).to(device=device, dtype=dtype, copy=kept)
         numbers += loaded.numel()
         return loaded
+
+    def norm(name: str) -> torch.Tensor:
+        return tensor(name, kept=True)
 
     def fused(layer: int, site: str, has_bias: bool) -> Linear:
         paths = [module_path(layer, name) for name in base.stored_modules(SITES[site])]
@@ -65,21 +69,20 @@ def load_weights(
     def layer_weights(layer: int) -> LayerWeights:
         prefix = f"model.layers.{layer}"
         return LayerWeights(
-            input_norm=tensor(f"{prefix}.input_layernorm.weight"),
+            input_norm=norm(f"{prefix}.input_layernorm.weight"),
             qkv=fused(layer, "qkv", base.qkv_bias),
-            q_norm=tensor(f"{prefix}.self_attn.q_norm.weight") if base.qk_norm else None,
-            k_norm=tensor(f"{prefix}.self_attn.k_norm.weight") if base.qk_norm else None,
+            q_norm=norm(f"{prefix}.self_attn.q_norm.weight") if base.qk_norm else None,
+            k_norm=norm(f"{prefix}.self_attn.k_norm.weight") if base.qk_norm else None,
             o=fused(layer, "o", base.o_bias),
-            post_norm=tensor(f"{prefix}.post_attention_layernorm.weight"),
+            post_norm=norm(f"{prefix}.post_attention_layernorm.weight"),
             gate_up=fused(layer, "gate_up", base.mlp_bias),
             down=fused(layer, "down", base.mlp_bias),
         )
 
     layers = tuple(layer_weights(layer) for layer in range(base.num_layers))
-    final_norm = tensor("model.norm.weight")
+    final_norm = norm("model.norm.weight")
     head_name = "model.embed_tokens.weight" if base.tied_embeddings else "lm_head.weight"
-    head = Linear(tensor(head_name))
-    # a copy, so that the mapped file is let go: all else of it is there in the compute dtype
+    head = Linear(tensor(head_name, kept=True))
     embedding = checkpoint.tensor("model.embed_tokens.weight").to(device, copy=True)
     num_bytes = numbers * dtype.itemsize + embedding.numel() * embedding.dtype.itemsize
     return ModelWeights(embedding, layers, final_norm, head, num_bytes)

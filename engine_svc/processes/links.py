@@ -23,7 +23,7 @@ from engine_svc.messages import (
     StopChoice,
     Submit,
 )
-from engine_svc.processes.socket import ChannelClosed, Outbox, Peer, connect
+from engine_svc.processes.socket import Channel, Outbox, Peer, keep_connected
 from engine_svc.types import CoreSnapshot, Request, StepOutputs
 from loraplex.status import Unavailable
 
@@ -144,29 +144,27 @@ class SocketTransport:
         hello: FrontendHello,
     ) -> None:
         self._link, self._loop = link, loop
-        self._path, self._authkey, self._hello = path, authkey, hello
         self._stopping = threading.Event()
-        threading.Thread(target=self._run, name="core-link", daemon=True).start()
+        threading.Thread(
+            target=keep_connected,
+            args=(path, authkey, hello, self._stopping, self._use),
+            name="core-link",
+            daemon=True,
+        ).start()
 
     def stop(self) -> None:
         self._stopping.set()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                channel = connect(self._path, self._authkey, self._stopping.is_set)
-                channel.send(self._hello)
-                hello = channel.receive()
-            except ChannelClosed:
-                continue
-            outbox = Outbox(channel)
-            self._call(self._link.connected, hello, outbox)
-            try:
-                while True:
-                    self._call(self._link.receive, channel.receive())
-            except ChannelClosed:
-                outbox.close()
-                self._call(self._link.lost)
+    def _use(self, channel: Channel) -> None:
+        hello = channel.receive()
+        outbox = Outbox(channel)
+        self._call(self._link.connected, hello, outbox)
+        try:
+            while True:
+                self._call(self._link.receive, channel.receive())
+        finally:
+            outbox.close()
+            self._call(self._link.lost)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:

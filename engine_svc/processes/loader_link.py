@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine_svc.messages import CoreHello, Drop, Want
-from engine_svc.processes.socket import Channel, ChannelClosed, Outbox, connect
+from engine_svc.processes.socket import Channel, Outbox, keep_connected
 from engine_svc.types import AdapterRef, WeightsFailed, WeightsReady
 
 
@@ -31,7 +31,12 @@ class LoaderLink:
         self._stopping = threading.Event()
 
     def start(self, hello: CoreHello) -> None:
-        threading.Thread(target=self._run, args=(hello,), name="loader-link", daemon=True).start()
+        threading.Thread(
+            target=keep_connected,
+            args=(self._path, self._authkey, hello, self._stopping, self._use),
+            name="loader-link",
+            daemon=True,
+        ).start()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -65,39 +70,31 @@ class LoaderLink:
         if self._outbox is not None:
             self._outbox.put(message)
 
-    def _run(self, hello: CoreHello) -> None:
-        while not self._stopping.is_set():
-            try:
-                channel = connect(self._path, self._authkey, self._stopping.is_set)
-            except ChannelClosed:
-                return
-            outbox = Outbox(channel)
-            with self._lock:
-                self._outbox = outbox
-                outbox.put(hello)
-                for held in self._held.values():
-                    outbox.put(held)
-                for want in sorted(self._wanted.values(), key=lambda want: want.rank):
-                    outbox.put(want)
-            self._receive(channel)
+    def _use(self, channel: Channel) -> None:
+        outbox = Outbox(channel)
+        with self._lock:
+            self._outbox = outbox
+            for held in self._held.values():
+                outbox.put(held)
+            for want in sorted(self._wanted.values(), key=lambda want: want.rank):
+                outbox.put(want)
+        try:
+            while True:
+                self._receive(channel.receive())
+        finally:
             with self._lock:
                 self._outbox = None
             outbox.close()
 
-    def _receive(self, channel: Channel) -> None:
-        try:
-            while True:
-                answer: WeightsReady | WeightsFailed = channel.receive()
-                with self._lock:
-                    if self._wanted.pop(answer.digest, None) is None:
-                        self._refuse(answer)
-                        continue
-                    if isinstance(answer, WeightsReady):
-                        self._held[answer.digest] = answer
-                    self._answers.append(answer)
-                self.wake()
-        except ChannelClosed:
-            return
+    def _receive(self, answer: WeightsReady | WeightsFailed) -> None:
+        with self._lock:
+            if self._wanted.pop(answer.digest, None) is None:
+                self._refuse(answer)
+                return
+            if isinstance(answer, WeightsReady):
+                self._held[answer.digest] = answer
+            self._answers.append(answer)
+        self.wake()
 
     def _refuse(self, answer: WeightsReady | WeightsFailed) -> None:
         """A want crossed its own answer and was answered again: give the second span back."""

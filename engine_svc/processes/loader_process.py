@@ -153,6 +153,9 @@ class _LoaderProcess:
     def _send_answers(self, loader: Loader) -> None:
         while self._answered.wait():
             self._answered.clear()
+            stats = loader.stats()
+            self._metrics.cached("host", stats.host_bytes, stats.host_evictions)
+            self._metrics.cached("disk", self._disk.num_bytes(), self._disk.evictions)
             with self._core_lock:
                 for answer in loader.poll():
                     name = self._adapter_names.pop(answer.digest, "")

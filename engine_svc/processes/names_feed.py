@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from engine_svc.messages import FrontendHello, NamesChanged
 from engine_svc.names import NameMap, NameMapUpdate
-from engine_svc.processes.socket import Channel, ChannelClosed, Peer, connect
+from engine_svc.processes.socket import Channel, Peer, keep_connected
 
 
 class NamesFeed:
@@ -76,21 +76,16 @@ class NamesReceiver:
         apply: Callable[[NameMapUpdate], object],
     ) -> None:
         self._loop, self._apply = loop, apply
-        self._path, self._authkey, self._hello = path, authkey, hello
         self._stopping = threading.Event()
-        threading.Thread(target=self._run, name="names", daemon=True).start()
+        threading.Thread(
+            target=keep_connected,
+            args=(path, authkey, hello, self._stopping, self._receive),
+            name="names",
+            daemon=True,
+        ).start()
 
     def stop(self) -> None:
         self._stopping.set()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                channel = connect(self._path, self._authkey, self._stopping.is_set)
-                channel.send(self._hello)
-                self._receive(channel)
-            except ChannelClosed:
-                continue
 
     def _receive(self, channel: Channel) -> None:
         while True:

@@ -186,3 +186,21 @@ def connect(path: str, authkey: bytes, should_stop: Callable[[], bool]) -> Chann
         except (OSError, EOFError, AuthenticationError):
             time.sleep(_RETRY_SECONDS)
     raise ChannelClosed(f"gave up connecting to {path}")
+
+
+def keep_connected(
+    path: str,
+    authkey: bytes,
+    hello: object,
+    stopping: threading.Event,
+    use: Callable[[Channel], None],
+) -> None:
+    """Connect, greet, `use` the channel until it raises ChannelClosed; again until `stopping`."""
+    while not stopping.is_set():
+        with contextlib.suppress(ChannelClosed):
+            channel = connect(path, authkey, stopping.is_set)
+            try:
+                channel.send(hello)
+                use(channel)
+            finally:
+                channel.close()

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from engine_svc.messages import Boot
 from engine_svc.processes.socket import Channel, ChannelClosed
+from engine_svc.processes.threads import quiet_threads
 
 FIRST_BACKOFF_SECONDS = 0.1
 LONGEST_BACKOFF_SECONDS = 5.0
@@ -135,20 +135,6 @@ def child_environ(metrics_dir: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         **quiet_threads(environ),
     }
-
-
-def quiet_threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """What torch's threads must find in their environment before torch is loaded.
-
-    By default OpenMP's threads spin while they wait for each other. On cores that other processes
-    use too, that burns the time of the very thread they wait for. 120 products of 1x576 by
-    576x1536 on two threads, ms on two idle cores and on two that others use:
-
-        default 15.0, 325-1877    spin count 1000: 15.5, 80-152    passive 18.9, 67-113
-    """
-    if "OMP_WAIT_POLICY" in environ or "GOMP_SPINCOUNT" in environ:
-        return {}
-    return {"GOMP_SPINCOUNT": "1000"}
 
 
 def exit_text(code: int) -> str:

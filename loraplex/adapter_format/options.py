@@ -24,6 +24,8 @@ T = TypeVar("T", int, float)
 MAX_CONFIG_BYTES = 1 << 20
 #: entries of rank_pattern or alpha_pattern; a 70B model with one a module has 560
 MAX_PATTERNS = 2048
+#: the engine's scaling is fp32, and never larger than alpha
+_LARGEST_FP32 = (2 - 2**-23) * 2.0**127
 
 _SUPPORTED = frozenset({
     "peft_type", "task_type", "base_model_name_or_path", "init_lora_weights", "r", "lora_alpha",
@@ -113,10 +115,7 @@ def parse_adapter_config(data: bytes) -> tuple[LoraOptions, str]:
         modules_to_save=_names(config, "modules_to_save"),
         ensure_weight_tying=_flag(config, "ensure_weight_tying"),
     )
-    if options.lora_bias and options.use_dora:
-        raise _unsupported("lora_bias", True, "false together with use_dora; PEFT refuses it too")
-    if options.layers_to_transform is not None and isinstance(options.target_modules, str):
-        raise _bad("layers_to_transform", layers, "absent when target_modules is one string")
+    _refuse_contradictions(options, config)
     base = config.get("base_model_name_or_path")
     if base is not None and not isinstance(base, str):
         raise _bad("base_model_name_or_path", base, "a string")
@@ -198,6 +197,21 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             raise _unsupported(field, value, "absent; this option is not known")
 
 
+def _refuse_contradictions(options: LoraOptions, config: Mapping[str, Any]) -> None:
+    """Combinations that PEFT itself refuses to read."""
+    if isinstance(options.target_modules, str):
+        for field in ("layers_to_transform", "layers_pattern"):
+            if config.get(field) not in (None, [], ""):
+                raise _bad(field, config[field], "absent when target_modules is one string")
+    if options.layers_pattern and options.layers_to_transform is None:
+        raise _bad("layers_pattern", config["layers_pattern"], "absent without layers_to_transform")
+    if options.lora_bias and options.use_dora:
+        raise _unsupported("lora_bias", True, "false together with use_dora, as in PEFT")
+    init = config.get("init_lora_weights", True)
+    if options.lora_bias and not isinstance(init, bool):
+        raise _unsupported("lora_bias", True, f"false with init_lora_weights {init!r}, as in PEFT")
+
+
 def _rank(field: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise AdapterRefused(
@@ -215,8 +229,8 @@ def _number(field: str, value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise _bad(field, value, "a finite number")
+    if not abs(number) <= _LARGEST_FP32:
+        raise _bad(field, value, "a number that is finite in fp32")
     return number
 
 

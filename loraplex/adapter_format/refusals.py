@@ -16,7 +16,7 @@ def refused(reason: str, what: str, problem: str) -> AdapterRefused:
     )
 
 
-def mismatch(base: BaseModelFacts, what: str, value: int, limit: int) -> AdapterRefused:
+def mismatch(base: BaseModelFacts, what: str, value: int, limit: int | str) -> AdapterRefused:
     """A size that only another base model has."""
     return AdapterRefused(
         f"{what} is {value}, {base.name} has {limit}: trained on another base model",

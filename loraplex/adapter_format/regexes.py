@@ -33,7 +33,7 @@ def checked_pattern(field: str, pattern: str) -> str:
     """
     problem = ""
     if len(pattern) > MAX_PATTERN_CHARS:
-        problem = f"longer than {MAX_PATTERN_CHARS} characters"
+        problem = f"is longer than {MAX_PATTERN_CHARS} characters"
     else:
         try:
             with warnings.catch_warnings():
@@ -43,10 +43,10 @@ def checked_pattern(field: str, pattern: str) -> str:
             if ways > MAX_WAYS:
                 problem = "could match in too many ways: nest no repeats, use fewer of them"
         except (re.error, RecursionError, OverflowError) as error:
-            problem = f"no regular expression: {str(error)[:100]}"
+            problem = f"is no regular expression: {str(error)[:100]}"
     if problem:
         raise AdapterRefused(
-            f"adapter_config.json: {field} {pattern[:200]!r} is {problem}",
+            f"adapter_config.json: {field} {pattern[:200]!r} {problem}",
             reason="CONFIG_INVALID",
             metadata={"field": field, "value": pattern[:200], "limit": problem},
         )

@@ -18,7 +18,8 @@ SPECIAL_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 MAX_TOKENIZER_BYTES = 64 << 20
-MAX_TEMPLATE_BYTES = 1 << 20
+#: an engine renders templates up to this size
+MAX_TEMPLATE_BYTES = 256 << 10
 #: files that are read, and therefore stored with an adapter
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -82,7 +83,7 @@ def chat_template(files: Mapping[str, Path]) -> str | None:
             if isinstance(value, list):
                 value = _default_of(value)
             if isinstance(value, str):
-                if len(value) > MAX_TEMPLATE_BYTES:
+                if len(value.encode("utf-8", "surrogatepass")) > MAX_TEMPLATE_BYTES:
                     raise _unreadable(name, f"chat_template exceeds {MAX_TEMPLATE_BYTES} bytes")
                 return value
     return None

@@ -19,7 +19,8 @@ class TrainedModules:
     """`tensors[layer, module][kind]`, kinds as in TensorKey; names begin with `prefix`.
 
     `modules` are the linear modules of one decoder layer under the names that they had in training:
-    a fused name where a tensor uses it, the base's own names elsewhere.
+    a fused name where a tensor uses it, the base's own names elsewhere. A model that fuses one of
+    its linears is taken to fuse all, but where a tensor says otherwise.
     """
 
     prefix: str
@@ -38,7 +39,8 @@ def sort_tensors(tensors: Iterable[TensorLocator], base: BaseModelFacts) -> Trai
     for tensor in tensors:
         key = parse_key(tensor.name)
         if key.layer >= base.spec.num_layers:
-            raise mismatch(base, f"layer of {tensor.name}", key.layer, base.spec.num_layers - 1)
+            layers = f"0 … {base.spec.num_layers - 1}"
+            raise mismatch(base, f"layer of {tensor.name}", key.layer, layers)
         if tensor.dtype not in DTYPES:
             raise refused("WEIGHTS_INVALID", tensor.name, f"dtype {tensor.dtype} is no LoRA dtype")
         of_module = found.setdefault((key.layer, key.module), {})
@@ -60,15 +62,18 @@ def sort_tensors(tensors: Iterable[TensorLocator], base: BaseModelFacts) -> Trai
 
 def _modules(used: set[str]) -> tuple[str, ...]:
     """Names of one layer's modules, in the order of the base's."""
-    fused = [name for name, parts in MODULE_PARTS.items() if len(parts) > 1 and name in used]
+    fusable = {name: parts for name, parts in MODULE_PARTS.items() if len(parts) > 1}
+    if not used & fusable.keys():
+        return LAYER_MODULES
     hidden: dict[str, str] = {}
-    for name in fused:
-        for part in MODULE_PARTS[name]:
-            if part in used:
-                raise refused(
-                    "WEIGHTS_INVALID",
-                    f"{name}, {part}",
-                    "tensors name both, the rows would overlap",
-                )
-            hidden[part] = name
+    for name, parts in fusable.items():
+        split = [part for part in parts if part in used]
+        if split and name in used:
+            raise refused(
+                "WEIGHTS_INVALID",
+                f"{name}, {split[0]}",
+                "tensors name both, the rows would overlap",
+            )
+        if not split:
+            hidden.update(dict.fromkeys(parts, name))
     return tuple(dict.fromkeys(hidden.get(module, module) for module in LAYER_MODULES))

@@ -27,16 +27,22 @@ from loraplex.status import AdapterRefused
 
 MAX_SAVED_BYTES = 256 << 20
 _KEY = re.compile(rf"(?:(?P<prefix>.+)\.)?(?P<module>{HEAD}|{EMBEDDING})\.(?P<rest>.+)")
+_MAGNITUDE = ("magnitude", re.compile(r"lora_magnitude_vector(\.[^.]+)?(\.weight)?"))
 _KINDS: Mapping[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     HEAD: (
         ("A", re.compile(r"lora_A(\.[^.]+)?\.weight")),
         ("B", re.compile(r"lora_B(\.[^.]+)?\.weight")),
+        ("lora_bias", re.compile(r"lora_B(\.[^.]+)?\.bias")),
+        _MAGNITUDE,
     ),
     EMBEDDING: (
         ("A", re.compile(r"lora_embedding_A(\.[^.]+)?")),
         ("B", re.compile(r"lora_embedding_B(\.[^.]+)?")),
+        _MAGNITUDE,
     ),
 }
+_SUFFIXES = {"A": "lora_A", "B": "lora_B", "lora_bias": "lora_B.bias",
+             "magnitude": "lora_magnitude_vector"}  # fmt: skip
 _WEIGHTS = (
     ("weight", re.compile(r"(modules_to_save(\.[^.]+)?\.)?weight")),
     ("copy", re.compile(r"base_layer\.weight")),
@@ -84,26 +90,20 @@ def vocabulary_targets(
     targets: list[TargetSpec] = []
     for module in VOCABULARY_MODULES:
         name, tensors = _of(found, module)
-        pair = {kind: tensor for kind, tensor in tensors.items() if kind in ("A", "B")}
+        found_here = {kind: t for kind, t in tensors.items() if kind not in ("weight", "copy")}
         # neither is what `all-linear` means
         targeted = is_target(options, name, is_output_head=True)
-        if pair and not targeted:
-            tensor = next(iter(pair.values()))
+        if found_here and not targeted:
+            tensor = next(iter(found_here.values()))
             raise _refused("TARGET_UNSUPPORTED", tensor.name, "the module is not in target_modules")
         if not targeted:
             continue
-        for kind in "AB":
-            if kind not in pair:
-                problem = "adapter_config.json targets it, but the weights hold no such tensor"
-                raise _refused("WEIGHTS_INVALID", f"lora_{kind} of {name}", problem)
+        _check_kinds(options, name, module, found_here)
         if _is_saved(options, name):
             problem = "it is in target_modules and in modules_to_save; one of them at a time"
             raise _refused("OPTION_UNSUPPORTED", name, problem)
         _refuse_shared(options, name, base)
-        for option in ("use_dora", "lora_bias"):
-            if getattr(options, option):
-                raise _refused("OPTION_UNSUPPORTED", option, f"it is not served for {name}")
-        targets.append(_target(options, base, name, module, pair, max_rank))
+        targets.append(_target(options, base, name, module, found_here, max_rank))
     return tuple(targets)
 
 
@@ -169,6 +169,25 @@ def _refuse_shared(options: LoraOptions, name: str, base: BaseModelFacts) -> Non
         raise _refused("OPTION_UNSUPPORTED", "ensure_weight_tying", problem)
 
 
+def _check_kinds(
+    options: LoraOptions, name: str, module: str, found: Mapping[str, TensorLocator]
+) -> None:
+    """A LoRA has all tensors that its options ask for, and no others."""
+    if options.lora_bias and module == EMBEDDING:
+        problem = f"PEFT has no bias of a LoRA on {name}"
+        raise _refused("OPTION_UNSUPPORTED", "lora_bias", problem)
+    asked = {"magnitude": ("use_dora", options.use_dora)}
+    asked["lora_bias"] = ("lora_bias", options.lora_bias)
+    for kind in ("A", "B", *asked):
+        option, wanted = asked.get(kind, ("target_modules", True))
+        if wanted and kind not in found:
+            problem = f"{option} of adapter_config.json asks for it, the weights do not hold it"
+            raise _refused("WEIGHTS_INVALID", f"{_SUFFIXES[kind]} of {name}", problem)
+        if not wanted and kind in found:
+            problem = f"adapter_config.json has {option} false"
+            raise _refused("OPTION_UNSUPPORTED", found[kind].name, problem)
+
+
 def _target(
     options: LoraOptions,
     base: BaseModelFacts,
@@ -192,8 +211,18 @@ def _target(
             raise _refused("RANK_UNSUPPORTED", tensor.name, problem)
     if rank > max_rank:
         raise _refused("RANK_UNSUPPORTED", f"rank of {name}", f"{rank}; at most {max_rank}")
+    vectors = pair.get("lora_bias"), pair.get("magnitude")
+    for vector in vectors:
+        if vector is not None:
+            _check_dtype(vector)
+            if len(vector.shape) != 1:
+                raise _refused("WEIGHTS_INVALID", vector.name, f"shape {vector.shape}; must be 1-D")
+            if vector.shape[0] != out_features:
+                raise _other_size(base, vector, vector.shape[0], out_features)
     factor = scaling(alpha_of(options, name), rank, rslora=options.use_rslora)
-    return TargetSpec(NO_LAYER, module, rank, factor, pair["A"], pair["B"], 0, out_features)
+    return TargetSpec(
+        NO_LAYER, module, rank, factor, pair["A"], pair["B"], 0, out_features, *vectors
+    )
 
 
 def _check_weight(weight: TensorLocator, base: BaseModelFacts) -> None:

@@ -11,10 +11,7 @@ from typing import Any
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from loraplex.adapter_format import parse_manifest
-from loraplex.registry.v1 import registry_pb2 as pb
-from registry_svc.cli.chat import chat_fields
-from registry_svc.cli.client import Client, read_labels
-from registry_svc.cli.output import (
+from loraplex.printing import (
     enum_name,
     print_fields,
     print_json,
@@ -23,6 +20,9 @@ from registry_svc.cli.output import (
     size,
     to_plain,
 )
+from loraplex.registry.v1 import registry_pb2 as pb
+from registry_svc.cli.chat import chat_fields
+from registry_svc.cli.client import Client, read_labels
 from registry_svc.names import check_name
 
 
@@ -39,7 +39,7 @@ def register(args: argparse.Namespace) -> None:
     )
     with Client(args) as client:
         sent, left = "", list[str]()
-        if args.source.startswith(("s3://", "file://")):
+        if "://" in args.source:
             request.source_uri = args.source
         else:
             uploaded = client.upload(Path(args.source))

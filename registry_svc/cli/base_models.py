@@ -7,16 +7,16 @@ import argparse
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from loraplex.base_folder import find_base_folder, read_base_folder
-from loraplex.registry.v1 import registry_pb2 as pb
-from registry_svc.cli.adapters import pages
-from registry_svc.cli.client import Client
-from registry_svc.cli.output import (
+from loraplex.printing import (
     print_fields,
     print_json,
     print_table,
     short,
     to_plain,
 )
+from loraplex.registry.v1 import registry_pb2 as pb
+from registry_svc.cli.adapters import pages
+from registry_svc.cli.client import Client
 from registry_svc.names import check_name
 
 

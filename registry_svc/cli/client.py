@@ -17,6 +17,7 @@ from loraplex.channel import insecure_channel
 from loraplex.registry.v1 import registry_pb2 as pb
 from loraplex.registry.v1 import registry_pb2_grpc
 from loraplex.status import FieldInvalid, Unavailable, from_rpc_error
+from loraplex.tenants import tenant_metadata
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 ADDRESS_VARIABLE = "LORAPLEX_REGISTRY_ADDRESS"
@@ -37,7 +38,7 @@ class Client:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.address = arguments.address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
         self._timeout_s = arguments.timeout
-        self._metadata = [("x-loraplex-tenant", arguments.tenant)] if arguments.tenant else []
+        self._metadata = tenant_metadata(arguments.tenant)
         self._channel = insecure_channel(self.address)
         self._stub = registry_pb2_grpc.AdapterRegistryStub(self._channel)
 

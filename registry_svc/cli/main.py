@@ -8,28 +8,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-
+from loraplex import exit_codes
 from loraplex.adapter_format import MAX_SAVED_BYTES
+from loraplex.printing import print_json
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
-from registry_svc.cli.output import print_json
 from registry_svc.cli.verify import verify as verify_folder
 from registry_svc.settings import SettingInvalid
 
-EXIT_CODES = {
-    grpc.StatusCode.INVALID_ARGUMENT: 2,
-    grpc.StatusCode.NOT_FOUND: 3,
-    grpc.StatusCode.FAILED_PRECONDITION: 4,
-    grpc.StatusCode.ALREADY_EXISTS: 5,
-    grpc.StatusCode.ABORTED: 5,
-    grpc.StatusCode.UNAVAILABLE: 6,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 6,
-    grpc.StatusCode.UNAUTHENTICATED: 7,
-    grpc.StatusCode.PERMISSION_DENIED: 7,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 8,
-    grpc.StatusCode.DATA_LOSS: 9,
-}
+_ADAPTER, _TENANT = "the adapter's name", "the tenant's name"
+_ETAG = "refuse when it changed since"
 EPILOG = """exit codes:
   0 done    1 internal error    2 bad argument or setting    3 not found
   4 refused (the adapter or the database is not fit)    5 name taken, or changed meanwhile
@@ -48,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(args, error)
     except SettingInvalid as error:
         print(f"registryctl: {error}", file=sys.stderr)
-        return 2
+        return exit_codes.USAGE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        return 130
-    return 0
+        return exit_codes.INTERRUPTED
+    return exit_codes.DONE
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Publishes and manages LoRA adapters in a loraplex registry.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_adapter_commands(commands)
@@ -74,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_adapter_commands(commands: Any) -> None:
     register = _command(commands, "register", adapters.register, "publish a version of an adapter")
-    register.add_argument("name")
+    register.add_argument("name", help="a new name, or one of this tenant's for its next version")
     register.add_argument("source", help="PEFT folder here, or s3:// or file:// at the server")
     register.add_argument("--base-model", required=True, help="its name or alias")
     register.add_argument(
@@ -82,65 +71,76 @@ def _add_adapter_commands(commands: Any) -> None:
         action="store_true",
         help="the adapter was trained on this base model although its config names another",
     )
-    register.add_argument("--label", action="append", default=[], metavar="KEY=VALUE")
-    register.add_argument("--description", default="")
+    register.add_argument(
+        "--label", action="append", default=[], metavar="KEY=VALUE", help="repeatable"
+    )
+    register.add_argument("--description", default="", help="empty: as it was")
     register.add_argument("--public", action="store_true", help="all tenants may use it")
     register.add_argument("--request-id", default="", help="makes a repetition harmless")
 
     remove = _command(commands, "unregister", adapters.unregister, "drain and delete an adapter")
-    remove.add_argument("name")
-    remove.add_argument("--drain-seconds", type=float, default=0.0, help="0: the server's default")
-    remove.add_argument("--etag", default="")
+    remove.add_argument("name", help=_ADAPTER)
+    remove.add_argument(
+        "--drain-seconds", type=float, default=0.0,
+        help="how long its content stays for admitted requests; 0: the server's default",
+    )  # fmt: skip
+    remove.add_argument("--etag", default="", help=_ETAG)
 
     found = _command(commands, "list", adapters.list_adapters, "list adapters")
-    found.add_argument("--base-model", default="")
+    found.add_argument("--base-model", default="", help="only of this base model")
     found.add_argument("--prefix", default="", help="only names that begin so")
     found.add_argument("--all", action="store_true", help="also draining and deleted ones")
 
     show = _command(commands, "show", adapters.show, "show an adapter and its current version")
-    show.add_argument("name")
+    show.add_argument("name", help=_ADAPTER)
 
     update = _command(commands, "update", adapters.update, "change an adapter's own fields")
-    update.add_argument("name")
+    update.add_argument("name", help=_ADAPTER)
     update.add_argument("--weight", type=float, help="share within its tenant")
-    update.add_argument("--description")
+    update.add_argument("--description", help="replaces it")
     update.add_argument("--label", action="append", metavar="KEY=VALUE", help="replaces all")
-    update.add_argument("--public", action=argparse.BooleanOptionalAction)
-    update.add_argument("--etag", default="", help="refuse when it changed since")
+    update.add_argument(
+        "--public", action=argparse.BooleanOptionalAction, help="whether all tenants may use it"
+    )
+    update.add_argument("--etag", default="", help=_ETAG)
 
     watch = _command(commands, "watch", adapters.watch, "print changes as they come")
-    watch.add_argument("--from-revision", type=int, default=0)
+    watch.add_argument("--from-revision", type=int, default=0, help="only what came after it")
     watch.add_argument("--once", action="store_true", help="end when nothing is missing")
 
 
 def _add_version_commands(commands: Any) -> None:
     versions = _command(commands, "versions", adapters.versions, "list an adapter's versions")
-    versions.add_argument("name")
+    versions.add_argument("name", help=_ADAPTER)
 
     rollback = _command(commands, "rollback", adapters.rollback, "make an older version current")
-    rollback.add_argument("name")
+    rollback.add_argument("name", help=_ADAPTER)
     rollback.add_argument("--version", type=int, default=0, help="default: the one before")
-    rollback.add_argument("--etag", default="")
+    rollback.add_argument("--etag", default="", help=_ETAG)
 
     alias = _command(commands, "alias", adapters.alias, "point a movable name at an adapter")
-    alias.add_argument("alias")
-    alias.add_argument("adapter", nargs="?")
+    alias.add_argument("alias", help="the movable name")
+    alias.add_argument("adapter", nargs="?", help="what it means from now on")
     alias.add_argument("--version", type=int, default=0, help="default: follow the current one")
-    alias.add_argument("--remove", action="store_true")
+    alias.add_argument("--remove", action="store_true", help="forget the alias")
 
     resolve = _command(commands, "resolve", adapters.resolve, "what a reference means now")
     resolve.add_argument("reference", help="name, alias, name@3 or name@sha256:…")
 
     verify = _command(commands, "verify", verify_folder, "check a PEFT folder")
-    verify.add_argument("folder")
+    verify.add_argument("folder", help="PEFT folder here")
     verify.add_argument("--base-model", required=True, help="its folder (no server), or its name")
     verify.add_argument("--base-model-name", default="", help="name of the base in that folder")
     verify.add_argument("--alias", action="append", default=[], help="another name of that base")
-    verify.add_argument("--base-model-confirmed", action="store_true")
-    verify.add_argument("--max-lora-rank", type=int, default=256)
+    verify.add_argument(
+        "--base-model-confirmed",
+        action="store_true",
+        help="the adapter was trained on this base model although its config names another",
+    )
+    verify.add_argument("--max-lora-rank", type=int, default=256, help="default 256")
     verify.add_argument(
         "--max-saved-bytes", type=int, default=MAX_SAVED_BYTES,
-        help="limit of whole embeddings and output heads",
+        help="limit of whole embeddings and output heads; default 256 MiB",
     )  # fmt: skip
 
 
@@ -148,33 +148,33 @@ def _add_base_model_commands(commands: Any) -> None:
     group = commands.add_parser("base-model", help="add, list, show, alias base models")
     inner = group.add_subparsers(required=True, metavar="COMMAND")
     add = _command(inner, "add", base_models.add, "register a base model")
-    add.add_argument("name")
+    add.add_argument("name", help="what adapters, engines and clients will call it")
     add.add_argument("--from", dest="source", required=True, help="its Hugging Face folder")
     add.add_argument("--alias", action="append", default=[], help="hub id or path that means it")
     _command(inner, "list", base_models.list_models, "list base models")
     show = _command(inner, "show", base_models.show, "show a base model")
-    show.add_argument("name")
+    show.add_argument("name", help="its name or alias")
     alias = _command(inner, "alias", base_models.alias, "add aliases to a base model")
-    alias.add_argument("name")
-    alias.add_argument("alias", nargs="+")
+    alias.add_argument("name", help="its name or alias")
+    alias.add_argument("alias", nargs="+", help="hub id or path that means it")
 
 
 def _add_tenant_commands(commands: Any) -> None:
     group = commands.add_parser("tenant", help="show and update tenants")
     inner = group.add_subparsers(required=True, metavar="COMMAND")
     show = _command(inner, "show", base_models.tenant_show, "show a tenant")
-    show.add_argument("name")
+    show.add_argument("name", help=_TENANT)
     update = _command(
         inner,
         "update",
         base_models.tenant_update,
         "change or make a tenant; engines of this build do not apply its weight and limits yet",
     )
-    update.add_argument("name")
+    update.add_argument("name", help=_TENANT)
     update.add_argument("--weight", type=float, help="share of the engine")
     update.add_argument("--max-queued-requests", type=int, help="0: no limit")
     update.add_argument("--max-queued-tokens", type=int, help="0: no limit")
-    update.add_argument("--etag", default="")
+    update.add_argument("--etag", default="", help=_ETAG)
 
 
 def _add_maintenance_commands(commands: Any) -> None:
@@ -200,7 +200,9 @@ def _run_gc(args: argparse.Namespace) -> None:
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
     parser.set_defaults(run=run)
     parser.add_argument("--address", help="registry (LORAPLEX_REGISTRY_ADDRESS)")
     parser.add_argument("--tenant", default="", help="act as this tenant")
@@ -222,7 +224,7 @@ def _report(args: argparse.Namespace, error: LoraplexError) -> int:
             }
         )
     print(f"registryctl: {error.reason}: {error.message}", file=sys.stderr)
-    return EXIT_CODES.get(error.code, 1)
+    return exit_codes.exit_code(error.code)
 
 
 if __name__ == "__main__":

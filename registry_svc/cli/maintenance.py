@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from registry_svc.cli.output import print_fields, print_json
+from loraplex.printing import print_fields, print_json
 from registry_svc.database import Database
 from registry_svc.migrating import current_revision, migrate, require_migrated
 from registry_svc.server import open_store

@@ -15,10 +15,10 @@ from loraplex.adapter_format import (
     read_folder,
 )
 from loraplex.base_folder import read_base_folder
+from loraplex.printing import print_fields, print_json, print_table, size
 from loraplex.registry.v1 import registry_pb2 as pb
 from registry_svc.cli.chat import chat_fields, chat_json
 from registry_svc.cli.client import Client
-from registry_svc.cli.output import print_fields, print_json, print_table, size
 from registry_svc.facts import base_model_facts
 from registry_svc.messages import read_base_model
 

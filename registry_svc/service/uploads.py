@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loraplex.adapter_format.manifest import is_file_name
-from loraplex.blobs import BlobStore, Readable, check_digest
+from loraplex.blob_content import Readable, check_digest
+from loraplex.blobs import BlobStore
 from loraplex.status import FieldInvalid, NotFound
 from registry_svc.database import Database
 from registry_svc.domain import BlobState, Caller, StoredFile, Upload

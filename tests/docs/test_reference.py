@@ -49,6 +49,11 @@ def test_the_reference_names_every_setting_metric_and_flag() -> None:
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
+def test_every_argument_of_a_command_has_a_meaning() -> None:
+    lines = (reference.FOLDER / "commands.md").read_text().splitlines()
+    assert [line for line in lines if line.endswith("|  |")] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):

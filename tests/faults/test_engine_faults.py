@@ -141,7 +141,7 @@ def test_a_killed_frontend_loses_only_its_own_streams_and_comes_back(stack: Stac
     outcomes = [outcome(call) for call in calls]
     assert set(outcomes) <= {None, grpc.StatusCode.UNAVAILABLE}
     eventually(lambda: not stack_state(stack).flows)
-    eventually(lambda: len(engine.children("frontend")) == 2, RECOVERY_S)
+    eventually(lambda: frontends_are_serving(engine), RECOVERY_S)
     for channel in channels:
         channel.close()
     assert len(answer_again(stack, "green").token_ids) == 16
@@ -168,6 +168,7 @@ def test_a_frontend_that_stops_reading_is_replaced_and_the_core_goes_on(stack: S
             os.kill(pid, signal.SIGCONT)
     for channel in channels:
         channel.close()
+    eventually(lambda: frontends_are_serving(engine), RECOVERY_S)
     assert len(answer_again(stack, "red").token_ids) == 16
     assert engine.children("core") == [core]
 
@@ -224,6 +225,16 @@ def stack_state(stack: Stack) -> engine_pb2.EngineState:
     with insecure_channel(stack.engine_address) as channel:
         stub = engine_pb2_grpc.EngineStub(channel)
         return stub.GetEngineState(engine_pb2.GetEngineStateRequest(), timeout=10).state
+
+
+def frontends_are_serving(engine: Service) -> bool:
+    """Every frontend that was started last has said that it is ready."""
+    state: dict[object, bool] = {}
+    for event in ("process.started", "process.waiting", "process.ended", "process.ready"):
+        for line in engine.events(event):
+            state[line["time"], line["name"]] = event == "process.ready"
+    latest = {name: ready for (_, name), ready in sorted(state.items(), key=str)}
+    return all(latest[name] for name in ("frontend-0", "frontend-1"))
 
 
 def insecure_channel_of_its_own(address: str) -> grpc.Channel:

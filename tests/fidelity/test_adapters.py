@@ -150,3 +150,25 @@ def test_every_kind_of_adapter_and_the_base_share_a_batch_with_joins_and_leaves(
         comparison.check(oracle, adapter, sequence, sequence.logits, TOLERANCE)
     comparison.assert_few_close_calls()
     run.close()
+
+
+def test_an_adapter_that_left_comes_back_in_another_slot_as_it_was(bases: dict[str, Base]) -> None:
+    """DoRA, whose gains are kept, in pages that held another adapter."""
+    base = bases["with biases"]
+    names = [case.name for case in base.cases]
+    dora, other = names.index("use_dora: a base with biases"), names.index("bias: all")
+    run = base.runner("views", [dora, other])
+    run.generate([SeatedSequence(9, NO_SLOT, [1], GREEDY)], 1)  # binds both
+    streams = []
+    for seat, (slot, case) in enumerate(((0, dora), (1, other), (1, dora), (0, other))):
+        digest, num_pages, _ = base.packed[case]
+        pages = run.load_slot(slot, digest, num_pages)
+        sequence = SeatedSequence(seat, slot, prompt(5, 17), GREEDY)
+        run.generate([sequence], 5)
+        comparison = Comparison()
+        comparison.check(base.oracles[case], ADAPTER, sequence, sequence.logits, TOLERANCE)
+        streams.append(sequence)
+        run.free.extend(pages)
+    first, _, again, _ = streams
+    assert torch.equal(torch.stack(first.logits), torch.stack(again.logits))
+    run.close()

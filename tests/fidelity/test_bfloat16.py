@@ -1,4 +1,5 @@
-"""Gains and constants in bf16, where B is g ⊙ B rounded once more: no further from fp32 than PEFT.
+"""Adapters in bf16, no further from fp32 than PEFT: gains and constants, where B is g ⊙ B rounded
+once more, embeddings and output head.
 
 e = logits − logits of the fp32 run on the same bf16-rounded weights, teacher-forced.
 """
@@ -29,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "DoRA": {"use_dora": True},
     "DoRA and biases": {"use_dora": True, "bias": "all"},
     "biases": {"lora_bias": True, "bias": "lora_only"},
+    "vocabulary": {"target_modules": ["q_proj", "up_proj", "embed_tokens", "lm_head"]},
+    "whole embeddings and head": {"modules_to_save": ["embed_tokens", "lm_head"]},
 }
 
 
@@ -46,18 +49,19 @@ def round_weights(file: Path) -> None:
 
 
 @torch.no_grad()
-def ours(model_dir: Path, adapter: Path) -> tuple[list[int], torch.Tensor]:
+def ours(model_dir: Path, adapter: Path, device: str) -> tuple[list[int], torch.Tensor]:
     """A stream that we sampled, and its logits."""
-    empty = DirectRunner(model_dir, arena_bytes=1 << 20, dtype="bfloat16")
+    options = {"dtype": "bfloat16", "device": device}
+    empty = DirectRunner(model_dir, arena_bytes=1 << 20, **options)
     digest, num_pages, packed = pack(adapter, empty.loaded.base, empty.loaded.layout)
     empty.close()
-    run = DirectRunner(model_dir, {digest: packed}, arena_bytes=1 << 22, dtype="bfloat16")
+    run = DirectRunner(model_dir, {digest: packed}, arena_bytes=1 << 22, **options)
     run.record_logits()
     run.load_slot(0, digest, num_pages)
     sequence = SeatedSequence(0, 0, PROMPT, SamplingParams(max_tokens=999, seed=0))
     run.generate([sequence], NUM_TOKENS)
     run.close()
-    return sequence.tokens[:-1], torch.stack(sequence.logits).float()
+    return sequence.tokens[:-1], torch.stack(sequence.logits).float().cpu()
 
 
 @torch.no_grad()
@@ -68,25 +72,25 @@ def theirs(base: Any, adapter: Path, tokens: list[int]) -> torch.Tensor:
 
 @torch.no_grad()
 def logits(model: Any, tokens: list[int]) -> torch.Tensor:
-    found: torch.Tensor = model(torch.tensor([tokens])).logits[0, len(PROMPT) - 1 :]
-    return found.float()
+    ids = torch.tensor([tokens], device=model.device)
+    found: torch.Tensor = model(ids).logits[0, len(PROMPT) - 1 :]
+    return found.float().cpu()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("case", CASES)
 def test_distance_from_fp32_is_no_larger_than_pefts(
-    model_dir: Path, tmp_path: Path, case: str
+    model_dir: Path, tmp_path: Path, case: str, device: str
 ) -> None:
-    adapter = write_peft_adapter(
-        model_dir, tmp_path / "a", seed=5, r=8, lora_alpha=16, target_modules="all-linear",
-        **CASES[case],
-    )  # fmt: skip
+    config = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", **CASES[case]}
+    adapter = write_peft_adapter(model_dir, tmp_path / "a", seed=5, **config)
     round_weights(adapter / "adapter_model.safetensors")
-    tokens, found = ours(model_dir, adapter)
+    tokens, found = ours(model_dir, adapter, device)
     exact = theirs(load_base(model_dir), adapter, tokens)
     narrow = transformers.AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=torch.bfloat16, attn_implementation="eager"
     )
-    peft_error = theirs(narrow.eval(), adapter, tokens) - exact
+    peft_error = theirs(narrow.eval().to(device), adapter, tokens) - exact
     error = found - exact
     assert rms(error) <= RMS * rms(peft_error)
     assert percentile(error) <= PERCENTILE * percentile(peft_error)

@@ -23,6 +23,14 @@ YARN_ROPE = {
     "original_max_position_embeddings": 64, "beta_fast": 4.0,
 }  # fmt: skip
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+#: served within its original context; the prompts and answers are shorter
+LONG_ROPE = {
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [2.0] * 6,
+        "short_factor": [1.0, 1.1, 1.3, 1.2, 1.7, 2.5],
+    },
+}  # fmt: skip
 PHI3: dict[str, Any] = {"pad_token_id": 2, "hidden_size": 48, "head_dim": 12}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -40,6 +48,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3ForCausalLM", PHI3),
     "phi3-window": ("Phi3ForCausalLM", {**PHI3, "sliding_window": 9}),
     "phi3-partial-rotary": ("Phi3ForCausalLM", {**PHI3, "rope_parameters": PARTIAL_ROPE}),
+    "phi3-longrope": ("Phi3ForCausalLM", {**PHI3, **LONG_ROPE}),
     "smollm3": ("SmolLM3ForCausalLM", {"pad_token_id": 2, "no_rope_layer_interval": 2}),
     "smollm3-tied": ("SmolLM3ForCausalLM", {"pad_token_id": 2, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2ForCausalLM", {"hidden_size": 64, "head_dim": 16}),

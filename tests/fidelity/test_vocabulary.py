@@ -45,7 +45,7 @@ class Setup:
     def runner(self, **options: Any) -> DirectRunner:
         """All adapters in slots, in order; memory holds garbage before."""
         files = {digest: data for digest, _, data in self.packed.values()}
-        settings = {"arena_bytes": 1 << 23, "max_num_seqs": 32, "max_slots": 12, **options}
+        settings = {"arena_bytes": 1 << 23, "max_num_seqs": 32, "max_slots": 16, **options}
         run = DirectRunner(self.model_dir, files, **settings)
         run.loaded.runner._arena.bytes.fill_(0xFF)
         run.record_logits()
@@ -138,7 +138,7 @@ def test_the_kernels_references_serve_the_head_like_the_cached_views(
     setup: Setup, run: DirectRunner
 ) -> None:
     inner: Any = run.runner
-    kernels = KernelLora(inner._site_table, run.loaded.layout, max_tokens=512, num_slots=12)
+    kernels = KernelLora(inner._site_table, run.loaded.layout, max_tokens=512, num_slots=16)
     inner._lora = inner._model._lora = inner._vocabulary._lora = kernels
     pairs = sequences(setup)
     run.generate([sequence for _, sequence in pairs], 6)

@@ -8,7 +8,8 @@ import pytest
 
 from engine_svc.frontend.text.model_text import ModelText
 from loraplex.engine.v1 import engine_pb2
-from tests.support.frontend_server import BASE, adapter, name_map, running_frontend
+from loraplex.status import from_rpc_error
+from tests.support.frontend_server import BASE, adapter, error_of, name_map, running_frontend
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +175,21 @@ async def test_prompts_up_to_the_context_are_served(count: int, text: ModelText)
     async with running_frontend(text) as frontend:
         messages = await frontend.answer(token_ids=ids(*range(100, 100 + count)))
     assert messages[-1].summary.usage.completion_tokens == 64 - count
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x12\x04\xed\xa0\x80x"])
+@pytest.mark.parametrize("method", ["Generate", "ListModels"])
+async def test_bytes_that_are_no_request_are_refused(
+    method: str, content: bytes, text: ModelText
+) -> None:
+    async with running_frontend(text) as frontend:
+        path = f"/loraplex.engine.v1.Engine/{method}"
+        if method == "Generate":
+            error = await error_of(frontend.channel.unary_stream(path)(content))
+        else:
+            with pytest.raises(grpc.RpcError) as caught:
+                await frontend.channel.unary_unary(path)(b"\xff" + content)
+            error = from_rpc_error(caught.value)
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_INVALID")
+    assert error.metadata["field"] == "request"
+    assert "DecodeError" not in error.message

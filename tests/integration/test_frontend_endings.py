@@ -1,6 +1,7 @@
 """How a Generate call can end early, over a real socket."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from engine_svc.frontend.core_link import LinkPhase
 from engine_svc.frontend.router import BufferLimits
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.types import Admitted, Request, SequenceOutput
+from loraplex.channel import insecure_channel
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
 from loraplex.status import ResourceExhausted
 from tests.support.fake_core_link import HOLD, FakeCoreLink, Step, ended
-from tests.support.frontend_server import Frontend, error_of, running_frontend, text_of
+from tests.support.frontend_server import BASE, Frontend, error_of, running_frontend, text_of
 
 TOKEN = 19556  # "Hello"
 
@@ -196,6 +198,34 @@ async def test_a_drain_lets_open_streams_end(text: ModelText) -> None:
         assert [message async for message in call][-1].HasField("summary")
         await drain
     assert refused.reason == "DRAINING"
+
+
+async def test_calls_that_come_all_at_once_are_all_told_why(text: ModelText) -> None:
+    """More than gRPC holds back by itself: it would cancel some of them without a word."""
+    async with running_frontend(text, FakeCoreLink(phase=LinkPhase.STARTING)) as frontend:
+        with insecure_channel(frontend.address) as channel:
+            # nothing else runs in this loop meanwhile: the server takes no call
+            calls = start_calls(channel, 3500)
+            codes = await asyncio.to_thread(lambda: Counter(call.code() for call in calls))
+    assert codes == {grpc.StatusCode.UNAVAILABLE: 3500}
+
+
+async def test_calls_that_came_before_the_drain_are_told_of_it(text: ModelText) -> None:
+    """gRPC has them, but the busy loop has not taken them yet."""
+    async with running_frontend(text) as frontend:
+        with insecure_channel(frontend.address) as channel:
+            await asyncio.to_thread(grpc.channel_ready_future(channel).result)
+            calls = start_calls(channel, 100)
+            frontend.link.router.set_phase(LinkPhase.DRAINING)
+            await frontend.server.drain(5.0)
+            codes = await asyncio.to_thread(lambda: Counter(call.code() for call in calls))
+    assert codes == {grpc.StatusCode.UNAVAILABLE: 100}
+
+
+def start_calls(channel: grpc.Channel, count: int) -> list[grpc.Call]:
+    request = engine_pb2.GenerateRequest(model=BASE, prompt="x")
+    stub = engine_pb2_grpc.EngineStub(channel)
+    return [stub.Generate(request, timeout=20.0) for _ in range(count)]
 
 
 async def test_what_outlives_the_drain_gets_a_status(held: Frontend) -> None:

@@ -25,7 +25,14 @@ from engine_svc.types import (
 from loraplex.engine.v1 import engine_pb2
 from loraplex.status import LoraplexError, from_rpc_error
 from tests.support.fake_core_link import FakeCoreLink
-from tests.support.frontend_server import BASE, Frontend, adapter, name_map, running_frontend
+from tests.support.frontend_server import (
+    BASE,
+    Frontend,
+    adapter,
+    error_of,
+    name_map,
+    running_frontend,
+)
 
 ENGINE = "loraplex.engine.v1.Engine"
 
@@ -242,6 +249,16 @@ async def test_reflection_lists_and_describes_the_services(text: ModelText) -> N
     files = described.file_descriptor_response.file_descriptor_proto
     services = [s.name for file in files for s in FileDescriptorProto.FromString(file).service]
     assert services == ["Engine"]
+
+
+async def test_two_tenants_at_once_are_refused(text: ModelText) -> None:
+    request = engine_pb2.GenerateRequest(model=BASE, prompt="x")
+    key = "x-loraplex-tenant"
+    async with running_frontend(text) as frontend:
+        call = frontend.stub.Generate(request, metadata=((key, "one"), (key, "two")))
+        error = await error_of(call)
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_INVALID")
+    assert error.metadata["value"] == "['one', 'two']"
 
 
 @pytest.mark.parametrize("tenant", ["", "UPPER", "a b", "-x", "x" * 129, "a/b"])

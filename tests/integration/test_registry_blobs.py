@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.blobs import CHUNK_BYTES, BlobStore, FileBlobStore, open_blob_store
+from loraplex.blob_content import CHUNK_BYTES
+from loraplex.blobs import BlobStore, open_blob_store
+from loraplex.file_blobs import FileBlobStore
 from loraplex.s3_blobs import PART_BYTES
 from loraplex.status import LoraplexError
 from tests.support.registry_service import environment

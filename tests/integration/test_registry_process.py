@@ -122,6 +122,11 @@ def test_a_database_without_migrations_or_reach_stops_the_start(
     assert json.loads(done.stdout)["after"] == "0001"
     with _running(tmp_path, "--database-url", url):
         pass
+    (tmp_path / "notes.txt").write_text("no database\n" * 100)
+    code, errors = _refused(
+        tmp_path, *LISTEN, "--database-url", f"sqlite:///{tmp_path / 'notes.txt'}"
+    )
+    assert (code, "file is not a database" in errors, "Traceback" in errors) == (1, True, False)
     dead = "postgresql://user:hunter2@127.0.0.1:9/x"
     code, errors = _refused(tmp_path, *LISTEN, "--database-url", dead)
     assert (code, "DATABASE_UNREACHABLE" in errors) == (1, True)
@@ -169,6 +174,8 @@ def test_registryctl_publishes_looks_and_retires(tmp_path: Path) -> None:
         assert "TARGET_UNSUPPORTED" in refused.stderr
         ctl("register", "Bad/Name", str(one), *options, code=2)
         ctl("register", "x", str(tmp_path / "none"), *options, code=4)
+        other = ctl("register", "x", "http://example.com/x", *options, code=2)
+        assert "must be s3://bucket/folder or file:///absolute/folder" in other.stderr
         ctl("register", BASE_NAME, str(one), *options, code=5)
         ctl("show", "sql")
         assert "did you mean sql" in ctl("show", "sqll", code=3).stderr

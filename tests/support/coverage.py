@@ -227,6 +227,25 @@ VOCABULARY: tuple[CoverageCase, ...] = (
         {"r": 2, "target_modules": r".*(embed_tokens|up_proj)"}, copies=False,
     ),
     CoverageCase(
+        "use_dora", "lm_head and embed_tokens",
+        {"r": 4, "lora_alpha": 9, "target_modules": ["lm_head", "embed_tokens", "k_proj"],
+         "use_dora": True},
+    ),
+    CoverageCase(
+        "use_dora", "embed_tokens of rank 19, saved without a copy of the base's",
+        {"r": 19, "lora_alpha": 9, "target_modules": ["embed_tokens"], "use_dora": True},
+        copies=False,
+    ),
+    CoverageCase(
+        "use_dora", "lm_head, saved without a copy of the base's",
+        {"r": 3, "lora_alpha": 9, "target_modules": ["lm_head", "o_proj"], "use_dora": True},
+        copies=False,
+    ),
+    CoverageCase(
+        "lora_bias", "lm_head",
+        {"r": 3, "lora_alpha": 9, "target_modules": ["lm_head"], "lora_bias": True},
+    ),
+    CoverageCase(
         "modules_to_save", "lm_head",
         {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
     ),

@@ -91,8 +91,8 @@ class DirectRunner:
         self.loaded.slot_writer.close()
         self._folder.cleanup()
 
-    def load_slot(self, slot: int, digest: str, num_pages: int) -> None:
-        """Copy a packed adapter into pages; bound by the next step."""
+    def load_slot(self, slot: int, digest: str, num_pages: int) -> tuple[int, ...]:
+        """Copy a packed adapter into pages; bound by the next step. Returns the pages."""
         pages = tuple(self.free.pop() for _ in range(num_pages))
         writer = self.loaded.slot_writer
         writer.start(SlotLoad(slot, digest, self.spans[digest], pages))
@@ -102,6 +102,7 @@ class DirectRunner:
             time.sleep(0.001)
         assert ended[0][1] is None, ended
         self._bindings.append(SlotBinding(slot, digest, pages))
+        return pages
 
     def run(
         self, work: Iterable[tuple[SeatedSequence, int]], *, prompt_logprobs: int | None = None,

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,14 +75,13 @@ class Service:
 
     def children(self, role: str) -> list[int]:
         """Pids of the engine's running processes of one role."""
+        found = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [
-                child.pid
-                for child in psutil.Process(self.pid).children()
-                if child.status() != psutil.STATUS_ZOMBIE
-                and child.cmdline()[2:4] == ["engine_svc.processes.child", role]
-            ]
-        return []
+            for child in psutil.Process(self.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    if child.cmdline()[2:4] == ["engine_svc.processes.child", role]:
+                        found.append(child.pid)
+        return found
 
     def kill(self) -> None:
         self.process.kill()
@@ -250,8 +248,12 @@ def error_of(call: Iterator[engine_pb2.GenerateResponse]) -> grpc.RpcError:
 
 def wait_gone(pids: list[int], timeout_s: float = 10.0) -> None:
     """Until no such process runs."""
-    deadline = time.monotonic() + timeout_s
     for pid in pids:
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline, f"process {pid} is still there"
-            time.sleep(0.01)
+        eventually(lambda pid=pid: not is_running(pid), timeout_s)  # type: ignore[misc]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert
 
+from loraplex.tenants import DEFAULT_TENANT
 from registry_svc.database import Database
-from registry_svc.domain import DEFAULT_TENANT
 from registry_svc.migrating import migrate
 from registry_svc.tables import Base, RevisionRow
 from tests.support.postgres import new_database

@@ -20,6 +20,7 @@ TINY_NAME = "tiny-llama"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "vocab_size": 256 + len(SPECIAL_TOKENS),
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -104,9 +104,18 @@ def test_a_fused_checkpoint_stacks_the_rows_of_its_modules():
             {
                 "architectures": ["Phi3ForCausalLM"],
                 "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]},
+                "original_max_position_embeddings": 64,
             },
-            "longrope",
+            "short_factor",
         ),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "su", "short_factor": [1, 1, 1, 0], "long_factor": [1]},
+            },
+            "short_factor",
+        ),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope"),
         (
             {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.4},
             "partial_rotary_factor",
@@ -135,6 +144,20 @@ def test_configurations_that_change_the_output_unseen_are_refused(changes, shown
     with pytest.raises(BaseModelUnsupported) as raised:
         parse_config({**CONFIG, **changes})
     assert shown in raised.value.message
+
+
+def test_longrope_is_served_within_its_original_context():
+    spec = parse_config(
+        {
+            **CONFIG,
+            "architectures": ["Phi3ForCausalLM"],
+            "max_position_embeddings": 512,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "su", "short_factor": [1, 1, 1, 2], "long_factor": [9] * 4},
+        }
+    )
+    assert spec.context_tokens == 64
+    assert spec.rope_scaling["factor"] == 8
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "null"])

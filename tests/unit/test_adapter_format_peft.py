@@ -38,8 +38,6 @@ ACCEPTED = {
 REFUSED = {
     "modules_to_save": {"modules_to_save": ["post_attention_layernorm"]},
     "ensure_weight_tying": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
-    "use_dora": {"target_modules": ["lm_head", "q_proj"], "use_dora": True},
-    "lora_bias": {"target_modules": ["lm_head", "q_proj"], "lora_bias": True},
     "trainable_token_indices": {"trainable_token_indices": [1, 2]},
     "init_lora_weights": {"init_lora_weights": "pissa"},
     "layer_replication": {"layer_replication": [[0, 2], [1, 2]]},

@@ -86,15 +86,30 @@ CONFIG_CASES = {
     "rank pattern": ({"rank_pattern": {"q_proj": -1}}, "RANK_UNSUPPORTED", "q_proj"),
     "alpha text": ({"lora_alpha": "8"}, "CONFIG_INVALID", "lora_alpha"),
     "alpha huge": ({"lora_alpha": 10**400}, "CONFIG_INVALID", "lora_alpha"),
+    "alpha above fp32": ({"lora_alpha": 1e39}, "CONFIG_INVALID", "lora_alpha is 1e+39"),
+    "alpha pattern above fp32": (
+        {"alpha_pattern": {"q_proj": -1e39}},
+        "CONFIG_INVALID",
+        "alpha_pattern",
+    ),
     "rslora text": ({"use_rslora": "yes"}, "CONFIG_INVALID", "use_rslora"),
     "targets number": ({"target_modules": [1]}, "CONFIG_INVALID", "target_modules"),
     "targets regex": ({"target_modules": "("}, "CONFIG_INVALID", "target_modules"),
-    "runaway regex": ({"target_modules": "(a+)+b"}, "CONFIG_INVALID", "too many ways"),
+    "runaway regex": ({"target_modules": "(a+)+b"}, "CONFIG_INVALID", "'(a+)+b' could match"),
     "layers text": ({"layers_to_transform": ["0"]}, "CONFIG_INVALID", "layers_to_transform"),
     "layers and regex": (
         {"layers_to_transform": [0], "target_modules": ".*q_proj"},
         "CONFIG_INVALID",
         "layers_to_transform",
+    ),
+    "layers pattern and regex": (
+        {"layers_pattern": "layers", "target_modules": ".*q_proj"},
+        "CONFIG_INVALID",
+        "layers_pattern",
+    ),
+    "layers pattern alone": ({"layers_pattern": "layers"}, "CONFIG_INVALID", "layers_pattern"),
+    "lora bias and init": (
+        {"lora_bias": True, "init_lora_weights": "gaussian"}, "OPTION_UNSUPPORTED", "lora_bias",
     ),
     "patterns": ({"alpha_pattern": ["q_proj"]}, "CONFIG_INVALID", "alpha_pattern"),
     "many patterns": (

@@ -8,7 +8,7 @@ import pytest
 from engine_svc.adapters.packer import plan_packing, write_packed
 from engine_svc.layout import OFFSET_UNIT, adapter_layout, smallest_page_size
 from engine_svc.packed import RAW_BIAS, RAW_MAGNITUDE, check_packed, decode_header
-from loraplex.adapter_format import check_adapter, parse_manifest, read_folder
+from loraplex.adapter_format import adapter_parts, check_adapter, parse_manifest, read_folder
 from loraplex.base_model import module_path
 from tests.support.tiny_adapters import adapter_tensors, tiny_base, write_adapter
 
@@ -53,11 +53,15 @@ def test_magnitudes_are_read_in_every_form_in_which_peft_has_saved_them(tmp_path
     tensors = adapter_tensors(BASE.spec)
     for module in ("q_proj", "v_proj"):
         tensors |= named(module, f"lora_magnitude_vector{form}")
-    result, _ = checked(tmp_path / "a", tensors, use_dora=True)
+    result, files = checked(tmp_path / "a", tensors, use_dora=True)
     assert all(target.magnitude is not None for target in result.spec.targets)
     assert result.report.notes == ("4 modules weight-decomposed (DoRA)",)
     assert result.spec.parameter_count == sum(tensor.size for tensor in tensors.values())
-    assert parse_manifest(result.manifest.canonical_json).options.use_dora
+    options = parse_manifest(result.manifest.canonical_json).options
+    assert options.use_dora
+    # what the engine reads after the download is what was checked
+    weights = files["adapter_model.safetensors"]
+    assert adapter_parts(options, weights, BASE) == result.spec.parts
 
 
 @pytest.mark.parametrize("form", ["lora_B.bias", "lora_B.default.bias"])
@@ -110,6 +114,24 @@ def test_a_weight_decomposed_site_gets_room_for_a_constant_only_where_the_base_h
             cell = layout.site_cell(layer, site)
             assert header.arrays["g_off"][cell] >= 0
             assert (header.arrays["c_off"][cell] >= 0) == has_constant
+
+
+@pytest.mark.parametrize(
+    "targets", [r".*\.(qkv_proj|gate_proj|down_proj)", ["qkv_proj", "down_proj"]]
+)
+def test_a_model_that_fuses_one_linear_fuses_all_unless_a_tensor_says_otherwise(tmp_path, targets):
+    """PEFT would find no gate_proj there."""
+    tensors = adapter_tensors(BASE.spec, ["down_proj"])
+    for layer in range(2):
+        name = f"base_model.model.model.layers.{layer}.self_attn.qkv_proj"
+        tensors[f"{name}.lora_A.weight"] = np.ones((4, 32), "f4")
+        tensors[f"{name}.lora_B.weight"] = np.ones((64, 4), "f4")
+    result, _ = checked(tmp_path / "a", tensors, target_modules=targets)
+    assert {t.module for t in result.spec.targets} == {"q_proj", "k_proj", "v_proj", "down_proj"}
+    tensors |= adapter_tensors(BASE.spec, ["up_proj"])
+    config = {"target_modules": ["qkv_proj", "down_proj", "up_proj"]}
+    result, _ = checked(tmp_path / "b", tensors, **config)
+    assert "up_proj" in {t.module for t in result.spec.targets}
 
 
 def test_one_fused_pair_is_three_modules_that_share_their_a(tmp_path):

@@ -173,3 +173,59 @@ def test_tying_matters_only_where_the_base_is_tied(tmp_path):
     assert checked(tmp_path / "a", more, UNTIED, **dict(config)).spec.max_rank == 4
     error = refusal(tmp_path / "b", more, TIED, **dict(config))
     assert (error.reason, "ensure_weight_tying" in error.message) == ("OPTION_UNSUPPORTED", True)
+
+
+LAYERS = {
+    f"{START}model.layers.{layer}.self_attn.{module}": size
+    for layer in range(2)
+    for module, size in (("q_proj", 32), ("v_proj", 16))
+}
+HEAD_PAIR = {f"{HEAD}.lora_A.weight": ones(4, C), f"{HEAD}.lora_B.weight": ones(V, 4)}
+EMBED_PAIR = {f"{EMBED}.lora_embedding_A": ones(4, V), f"{EMBED}.lora_embedding_B": ones(C, 4)}
+MAGNITUDES = {f"{name}.lora_magnitude_vector": ones(size) for name, size in LAYERS.items()}
+BIASES = {f"{name}.lora_B.bias": ones(size) for name, size in LAYERS.items()}
+VECTORS = {
+    "head without a magnitude": (
+        "lm_head", HEAD_PAIR | MAGNITUDES, {"use_dora": True}, "WEIGHTS_INVALID",
+        "lora_magnitude_vector of lm_head",
+    ),
+    "embeddings without a magnitude": (
+        "embed_tokens", EMBED_PAIR | MAGNITUDES, {"use_dora": True}, "WEIGHTS_INVALID",
+        "lora_magnitude_vector of model.embed_tokens",
+    ),
+    "magnitude unasked": (
+        "lm_head", HEAD_PAIR | {f"{HEAD}.lora_magnitude_vector": ones(V)}, {}, "OPTION_UNSUPPORTED",
+        "use_dora false",
+    ),
+    "bias unasked": (
+        "lm_head", HEAD_PAIR | {f"{HEAD}.lora_B.bias": ones(V)}, {}, "OPTION_UNSUPPORTED",
+        "lora_bias false",
+    ),
+    "head without its bias": (
+        "lm_head", HEAD_PAIR | BIASES, {"lora_bias": True}, "WEIGHTS_INVALID",
+        "lora_B.bias of lm_head",
+    ),
+    "bias on embeddings": (
+        "embed_tokens", EMBED_PAIR | BIASES, {"lora_bias": True}, "OPTION_UNSUPPORTED", "lora_bias",
+    ),
+    "magnitude of another size": (
+        "embed_tokens",
+        EMBED_PAIR | MAGNITUDES | {f"{EMBED}.lora_magnitude_vector": ones(V)},
+        {"use_dora": True}, "BASE_MODEL_MISMATCH", f"{EMBED}.lora_magnitude_vector",
+    ),
+    "magnitude as a matrix": (
+        "lm_head", HEAD_PAIR | MAGNITUDES | {f"{HEAD}.lora_magnitude_vector": ones(1, V)},
+        {"use_dora": True}, "WEIGHTS_INVALID", "1-D",
+    ),
+    "magnitude of a module that is no target": (
+        "q_proj", {f"{HEAD}.lora_magnitude_vector": ones(V)}, {}, "TARGET_UNSUPPORTED", HEAD,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VECTORS)
+def test_gains_and_constants_of_the_vocabulary_are_refused_by_name(tmp_path, case):
+    module, more, config, reason, shown = VECTORS[case]
+    error = refusal(tmp_path, more, target_modules=[module], **config)
+    assert error.reason == reason, error.message
+    assert shown in error.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 import pytest
 
@@ -95,3 +96,37 @@ def test_full_disk_names_the_folder_and_leaves_nothing(tmp_path, monkeypatch):
     assert raised.value.reason == "DISK_FULL"
     assert str(tmp_path) in raised.value.message
     assert list((tmp_path / "packed" / "v1").iterdir()) == []
+
+
+class FakeDisk:
+    """`os.replace` of a disk with room for so many files."""
+
+    def __init__(self, folder, num_files):
+        self.folder, self.num_files = folder / "packed" / "v1", num_files
+        self.replace = os.replace
+
+    def __call__(self, source, target):
+        if len([path for path in self.folder.iterdir() if path != source]) >= self.num_files:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.replace(source, target)
+
+
+def test_on_a_full_disk_the_least_recently_used_files_make_room(tmp_path, monkeypatch):
+    cache = DiskCache(tmp_path, 1 << 20)
+    monkeypatch.setattr(os, "replace", FakeDisk(tmp_path, 2))
+    for age, key in ((30, "a1"), (20, "a2")):
+        assert cache.write(key, CONTENT)
+        os.utime(cache._path(key), (time.time() - age,) * 2)
+    assert cache.write("a3", CONTENT)
+    assert [cache.find(key) is not None for key in ("a1", "a2", "a3")] == [False, True, True]
+
+
+def test_reclaim_removes_as_many_bytes_as_are_asked_for(tmp_path):
+    cache = DiskCache(tmp_path, 1 << 20)
+    assert not cache.reclaim(1)
+    for age, key in ((30, "a1"), (20, "a2"), (10, "a3")):
+        cache.write(key, CONTENT)
+        os.utime(cache._path(key), (time.time() - age,) * 2)
+    assert cache.reclaim(len(CONTENT) + 33)
+    assert [cache.find(key) is not None for key in ("a1", "a2", "a3")] == [False, False, True]
+    assert cache.evictions == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -394,6 +395,37 @@ def test_full_disk_costs_the_next_load_a_download_and_this_one_nothing(make, mon
     assert "disk_cache.write_failed" in caplog.text
     bench.restart()
     assert bench.load("a").tier == "store"
+
+
+def test_cached_adapters_give_way_to_a_download_that_the_disk_has_no_room_for(make, monkeypatch):
+    bench = make()
+    assert isinstance(bench.load("a"), WeightsReady)
+    disk, temporary = bench.disk, bench.disk.temporary
+
+    class FullStream:
+        """Takes nothing while the cache still holds files."""
+
+        def __init__(self, stream):
+            self.stream = stream
+
+        def write(self, chunk):
+            if disk.num_bytes():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.stream.write(chunk)
+
+        def __getattr__(self, name):
+            return getattr(self.stream, name)
+
+    @contextlib.contextmanager
+    def full():
+        with temporary() as (path, stream):
+            yield path, FullStream(stream)
+
+    monkeypatch.setattr(disk, "temporary", full)
+    loaded = bench.load("b")
+    assert isinstance(loaded, WeightsReady)
+    assert bench.header(loaded).digest == bench.refs["b"].digest
+    assert disk.evictions == 1
 
 
 def test_disk_too_full_for_the_download_fails_that_adapter_by_name(make, monkeypatch):

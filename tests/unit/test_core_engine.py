@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine_svc.core import failures
 from engine_svc.types import Failure, FinishReason
 from tests.support.core_world import Heard, World, adapter, limits
 
@@ -171,6 +172,20 @@ def test_a_deadline_ends_running_and_waiting_requests(run_ahead: int) -> None:
     assert not both[1].tokens
 
 
+def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
+    world = World(limits())
+    kept = world.submit(5, max_tokens=59, deadline_s=world.clock.now() + 0.1)
+    for _ in range(500):
+        gone = world.submit(5, deadline_s=1e6)
+        world.core.cancel(gone.request.request_id)
+        world._listen()
+    assert len(world.core._deadlines) < 100
+    world.run(30)
+    assert kept.ended is not None
+    assert kept.ended.failure is not None
+    assert kept.ended.failure.reason == "DEADLINE_EXCEEDED"
+
+
 @AHEAD
 def test_non_finite_logits_fail_only_their_own_request(run_ahead: int) -> None:
     world = World(limits(run_ahead=run_ahead))
@@ -179,10 +194,17 @@ def test_non_finite_logits_fail_only_their_own_request(run_ahead: int) -> None:
     world.run()
     assert bad.ended is not None
     assert bad.ended.failure is not None
-    assert (bad.ended.failure.code, bad.ended.failure.reason) == ("INTERNAL", "INVARIANT")
-    assert "bad@1 produced non-finite logits" in bad.ended.failure.message
+    failure = bad.ended.failure
+    assert (failure.code, failure.reason) == ("FAILED_PRECONDITION", "WEIGHTS_NOT_FINITE")
+    assert "bad@1 (sha256:bad) produced non-finite logits" in failure.message
     assert good.ended is not None
     assert good.ended.failure is None
+
+
+def test_non_finite_logits_of_the_base_model_are_the_engines_own_failure() -> None:
+    failure = failures.not_finite("r1", None)
+    assert (failure.code, failure.reason) == ("INTERNAL", "INVARIANT")
+    assert "the base model produced non-finite logits" in failure.message
 
 
 @AHEAD

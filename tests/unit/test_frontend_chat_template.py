@@ -10,8 +10,10 @@ from engine_svc.frontend.text.chat_template import (
     ChatTemplate,
     ChatTemplateFailed,
     read_special_tokens,
-    read_template_source,
 )
+from loraplex.base_folder import base_chat
+from loraplex.base_model import parse_config_json
+from tests.support.demo_model import ROOT
 
 CHATS = [
     [{"role": "user", "content": "Hi"}],
@@ -33,6 +35,11 @@ TEMPLATES = [
 ]
 
 
+def default_template(folder: Path) -> str | None:
+    spec = parse_config_json((ROOT / "examples" / "demo_model" / "config.json").read_bytes())
+    return base_chat(folder, spec)[0]
+
+
 @pytest.mark.parametrize("source", TEMPLATES)
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("opens", [True, False])
@@ -40,7 +47,7 @@ def test_rendering_equals_transformers(
     source: str | None, chat: list[dict[str, str]], opens: bool, demo_model_dir: Path
 ) -> None:
     oracle = AutoTokenizer.from_pretrained(demo_model_dir)
-    source = source or read_template_source(demo_model_dir)
+    source = source or default_template(demo_model_dir)
     assert source is not None
     ours = ChatTemplate(source, read_special_tokens(demo_model_dir)).render(chat, opens)
     assert ours == oracle.apply_chat_template(
@@ -50,15 +57,17 @@ def test_rendering_equals_transformers(
 
 def test_a_template_file_comes_before_the_tokenizers_config(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old"}))
-    assert read_template_source(tmp_path) == "old"
+    assert default_template(tmp_path) == "old"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "newer"}))
+    assert default_template(tmp_path) == "newer"
     (tmp_path / "chat_template.jinja").write_text("new")
-    assert read_template_source(tmp_path) == "new"
+    assert default_template(tmp_path) == "new"
 
 
 def test_of_named_templates_the_default_one_counts(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert read_template_source(tmp_path) == "d"
+    assert default_template(tmp_path) == "d"
 
 
 def test_what_a_template_raises_reaches_the_caller() -> None:

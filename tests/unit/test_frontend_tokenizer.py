@@ -77,9 +77,11 @@ def test_a_text_whose_token_has_no_row_in_the_model_is_refused(demo_model_dir: P
         PromptTokenizer.load(demo_model_dir, 20).encode("Hello")
 
 
-def test_end_tokens_of_both_config_files_count(model_dir: Path) -> None:
-    change(model_dir / "generation_config.json", eos_token_id=[2, 0])
-    assert ModelText.load(model_dir).eos_token_ids == (2, 0)
+def test_end_tokens_are_what_the_registry_reads_from_the_same_folder(model_dir: Path) -> None:
+    change(model_dir / "generation_config.json", eos_token_id=[5, 0])
+    assert ModelText.load(model_dir).eos_token_ids == (0, 5)
+    change(model_dir / "generation_config.json", eos_token_id=None)
+    assert ModelText.load(model_dir).eos_token_ids == (2,)
 
 
 @pytest.mark.parametrize(("asked", "got"), [(0, 8192), (100, 100), (10**6, 8192)])

@@ -144,6 +144,14 @@ def test_penalties_equal_the_rule_written_out() -> None:
     assert not torch.equal(found, logits)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_smallest_repetition_penalty_leaves_a_seen_token(temperature: float) -> None:
+    state = opened((0, params(temperature=temperature, repetition_penalty=1e-38)), prompt=(4, 7))
+    logits = torch.full((1, 11), 1.0)
+    logits[0, 4] = 9.0
+    assert sample(state, logits, [0])[0] in (4, 7)
+
+
 def test_sampled_tokens_are_counted_for_later_penalties() -> None:
     wish = params(temperature=0.0, frequency_penalty=2.0)
     state = opened((0, wish))

@@ -133,11 +133,15 @@ def test_a_failed_load_names_the_cause_and_the_writer_goes_on(bench: Bench) -> N
     assert bench.load()[1] is None
 
 
-def test_a_missing_host_region_fails_the_load_alone(bench: Bench) -> None:
+def test_a_missing_host_region_fails_the_load_alone_and_is_logged_with_its_stack(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.region.unlink()
     _, failure = bench.load()
     assert failure is not None
     assert failure.code == "INTERNAL"
+    assert str(bench.region) not in failure.message
+    assert "FileNotFoundError" in caplog.text
     bench.write_region()
     assert bench.load()[1] is None
 

@@ -49,7 +49,7 @@ def values(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
 
 def test_every_metric_can_be_made_once_and_is_named_after_the_product() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
-    for role in {metric.role for metric in METRICS}:
+    for role in {role for metric in METRICS for role in metric.roles}:
         MetricSet(role, CollectorRegistry())
     assert all(metric.name.startswith("loraplex_") and metric.help for metric in METRICS)
 
@@ -90,7 +90,14 @@ def test_loads_are_observed_by_tier_and_failures_by_reason() -> None:
     metrics.answered("a", WeightsReady("d", HostSpan(0, 1), 1, 1, "disk", 0.5))
     metrics.answered("b", WeightsFailed("e", Failure("DATA_LOSS", "DIGEST_MISMATCH", "")))
     metrics.applied(9)
+    metrics.cached("host", num_bytes=70, evictions=2)
+    metrics.cached("host", num_bytes=40, evictions=5)
+    metrics.cached("disk", num_bytes=90, evictions=1)
     seen = values(registry)
+    assert seen["loraplex_adapter_resident_bytes", "host"] == 40
+    assert seen["loraplex_adapter_resident_bytes", "disk"] == 90
+    assert seen["loraplex_adapter_evictions_total", "host"] == 5
+    assert seen["loraplex_adapter_evictions_total", "disk"] == 1
     assert seen["loraplex_adapter_load_seconds_sum", "a", "disk"] == 0.5
     assert seen["loraplex_adapter_load_failures_total", "b", "DIGEST_MISMATCH"] == 1
     assert seen["loraplex_registry_revision",] == 9

@@ -18,8 +18,8 @@ from engine_svc.processes.supervised import (
     MAX_ENDS,
     Backoff,
     child_environ,
-    quiet_threads,
 )
+from engine_svc.processes.threads import quiet_threads
 from engine_svc.settings import SettingInvalid
 
 
@@ -122,3 +122,12 @@ def test_children_get_no_settings_by_environment(monkeypatch: pytest.MonkeyPatch
 def test_torchs_threads_hardly_spin_unless_the_operator_says_how() -> None:
     assert quiet_threads({}) == {"GOMP_SPINCOUNT": "1000"}
     assert quiet_threads({"OMP_WAIT_POLICY": "ACTIVE"}) == {}
+
+
+def test_the_supervisor_loads_neither_torch_nor_grpc_nor_numpy() -> None:
+    code = (
+        "import sys, engine_svc.processes.supervisor;"
+        "print(sorted({'torch', 'grpc', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

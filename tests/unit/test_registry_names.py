@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.channel import is_loopback
+from loraplex.address import is_loopback
 from loraplex.status import InvalidArgument, LoraplexError, NameInvalid
 from registry_svc.names import check_name, check_weight, parse_reference
 from registry_svc.paging import read_page, write_token

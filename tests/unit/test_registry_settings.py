@@ -29,6 +29,7 @@ def test_source_prefixes_may_be_repeated_or_listed() -> None:
         ("listen", "127.0.0.1:70000"),
         ("listen", "0.0.0.0:1"),
         ("listen", "example.com:1"),
+        ("metrics_listen", "0.0.0.0:1"),
         ("workers", "0"),
         ("workers", "many"),
         ("max_lora_rank", "257"),

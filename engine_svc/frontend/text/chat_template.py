@@ -22,11 +22,11 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine_svc.frontend.text.tokenizer import read_json_object, special_token
-from loraplex.adapter_format.tokenizer import SPECIAL_TOKENS
+from loraplex.adapter_format.tokenizer import MAX_TEMPLATE_BYTES, SPECIAL_TOKENS
 from loraplex.status import InvalidArgument
 
-#: Characters of a template's source.
-TEMPLATE_LIMIT = 256 * 1024
+#: Characters of a template's source; publishing refuses longer ones too.
+TEMPLATE_LIMIT = MAX_TEMPLATE_BYTES
 #: Characters of a rendered chat.
 OUTPUT_LIMIT = 16 * 2**20
 #: Characters of what a template raised that its caller is told: error trailers are small.
@@ -88,18 +88,6 @@ def read_special_tokens(model_dir: Path) -> Mapping[str, str]:
     config = read_json_object(model_dir / "tokenizer_config.json")
     found = ((key, special_token(config, key)) for key in SPECIAL_TOKENS)
     return {key: token for key, token in found if token is not None}
-
-
-def read_template_source(model_dir: Path) -> str | None:
-    """The folder's default chat template: chat_template.jinja, else tokenizer_config.json's."""
-    path = model_dir / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8")
-    value = read_json_object(model_dir / "tokenizer_config.json").get("chat_template")
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
 
 
 class _GenerationTag(jinja2.ext.Extension):

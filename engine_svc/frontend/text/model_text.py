@@ -9,10 +9,10 @@ from pathlib import Path
 from engine_svc.frontend.text.chat_template import (
     ChatTemplate,
     read_special_tokens,
-    read_template_source,
 )
 from engine_svc.frontend.text.detokenizer import DetokenizerFactory
 from engine_svc.frontend.text.tokenizer import PromptTokenizer, read_json_object
+from loraplex.base_folder import base_chat
 from loraplex.base_model import parse_config
 from loraplex.status import BaseModelUnsupported
 
@@ -47,24 +47,13 @@ class ModelText:
         spec = parse_config(config)
         tokenizer = PromptTokenizer.load(model_dir, spec.vocab_size)
         special_tokens = read_special_tokens(model_dir)
-        source = read_template_source(model_dir)
+        source, eos_token_ids = base_chat(model_dir, spec)
         return cls(
             tokenizer=tokenizer,
             detokenizer=DetokenizerFactory(tokenizer.backend),
             chat_template=None if source is None else ChatTemplate(source, special_tokens),
             template_source=source,
             special_tokens=special_tokens,
-            eos_token_ids=_with_generation_config(spec.eos_token_ids, model_dir),
+            eos_token_ids=eos_token_ids,
             context_tokens=min(context_tokens or spec.context_tokens, spec.context_tokens),
         )
-
-
-def _with_generation_config(eos_token_ids: tuple[int, ...], model_dir: Path) -> tuple[int, ...]:
-    """End tokens of config.json and of generation_config.json together."""
-    value = read_json_object(model_dir / "generation_config.json").get("eos_token_id")
-    if value is None:
-        return eos_token_ids
-    more = value if isinstance(value, list) else [value]
-    if not all(isinstance(token_id, int) for token_id in more):
-        raise BaseModelUnsupported("generation_config.json: eos_token_id", value, "token ids")
-    return tuple(dict.fromkeys((*eos_token_ids, *more)))

@@ -123,6 +123,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNIMPLEMENTED: the RPC or field is declared but this build does not serve it."""
     ERROR_REASON_INVARIANT: _ErrorReason.ValueType  # 120
     """INTERNAL: a bug of ours; the log has the stack, the client does not."""
+    ERROR_REASON_TRANSPORT: _ErrorReason.ValueType  # 130
+    """Any code; no server sends it: a client gives it to an error that came without google.rpc.ErrorInfo, so
+    from the gRPC library or a proxy (a lost connection, a message above the size limit).
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The closed list of causes. Every error status of either service carries one google.rpc.ErrorInfo whose
@@ -230,6 +234,10 @@ ERROR_REASON_NOT_SUPPORTED: ErrorReason.ValueType  # 112
 """UNIMPLEMENTED: the RPC or field is declared but this build does not serve it."""
 ERROR_REASON_INVARIANT: ErrorReason.ValueType  # 120
 """INTERNAL: a bug of ours; the log has the stack, the client does not."""
+ERROR_REASON_TRANSPORT: ErrorReason.ValueType  # 130
+"""Any code; no server sends it: a client gives it to an error that came without google.rpc.ErrorInfo, so
+from the gRPC library or a proxy (a lost connection, a message above the size limit).
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

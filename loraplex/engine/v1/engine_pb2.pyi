@@ -68,14 +68,18 @@ class _ResidencyTierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Residen
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESIDENCY_TIER_UNSPECIFIED: _ResidencyTier.ValueType  # 0
     RESIDENCY_TIER_DISK: _ResidencyTier.ValueType  # 1
+    """This build does not list what lies on disk only."""
     RESIDENCY_TIER_HOST: _ResidencyTier.ValueType  # 2
+    """Handed to the core and not copied into a slot yet; what the host cache merely keeps is not listed."""
     RESIDENCY_TIER_SLOT: _ResidencyTier.ValueType  # 3
 
 class ResidencyTier(_ResidencyTier, metaclass=_ResidencyTierEnumTypeWrapper): ...
 
 RESIDENCY_TIER_UNSPECIFIED: ResidencyTier.ValueType  # 0
 RESIDENCY_TIER_DISK: ResidencyTier.ValueType  # 1
+"""This build does not list what lies on disk only."""
 RESIDENCY_TIER_HOST: ResidencyTier.ValueType  # 2
+"""Handed to the core and not copied into a slot yet; what the host cache merely keeps is not listed."""
 RESIDENCY_TIER_SLOT: ResidencyTier.ValueType  # 3
 Global___ResidencyTier: _TypeAlias = ResidencyTier  # noqa: Y015
 
@@ -849,6 +853,7 @@ class MemoryState(_message.Message):
     free_bytes: _builtins.int
     workspace_bytes: _builtins.int
     host_cache_bytes: _builtins.int
+    """Size of the host cache, used or not."""
     page_bytes: _builtins.int
     num_pages: _builtins.int
     def __init__(

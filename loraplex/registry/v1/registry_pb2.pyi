@@ -1047,7 +1047,9 @@ class UnregisterAdapterRequest(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     drain_seconds: _builtins.float
-    """Seconds that admitted requests get; 0: the server's default."""
+    """How long it stays DRAINING, so that its content stays for admitted requests whose weights still have
+    to be loaded; no request is cut off at the end. 0: the server's default.
+    """
     etag: _builtins.str
     def __init__(
         self,

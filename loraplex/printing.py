@@ -1,4 +1,4 @@
-"""What registryctl prints: tables for people, JSON for programs."""
+"""What commands print: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ def print_fields(fields: Mapping[str, object]) -> None:
         print(f"{name.ljust(width)}  {text}")
 
 
-def short(digest: str) -> str:
-    """`sha256:` and 12 digits."""
-    return digest[:19]
-
-
 def size(num_bytes: int) -> str:
+    """Bytes in the unit that reads best."""
     value, unit = float(num_bytes), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.1f} {_UNITS[unit]}" if unit else f"{num_bytes} B"
+
+
+def short(digest: str) -> str:
+    """`sha256:` and 12 digits."""
+    return digest[:19]
 
 
 def enum_name(name: str, prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""Exit status by cause, the same as registryctl's."""
+"""The exit status of a command by the cause of its failure, the same for all of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import grpc
 
 DONE = 0
 INTERNAL = 1
+USAGE = 2
+INTERRUPTED = 130
 
 _BY_CODE = {
-    grpc.StatusCode.INVALID_ARGUMENT: 2,
+    grpc.StatusCode.INVALID_ARGUMENT: USAGE,
     grpc.StatusCode.NOT_FOUND: 3,
     grpc.StatusCode.FAILED_PRECONDITION: 4,
     grpc.StatusCode.ALREADY_EXISTS: 5,
@@ -20,10 +22,6 @@ _BY_CODE = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 8,
     grpc.StatusCode.DATA_LOSS: 9,
 }
-EPILOG = """exit codes:
-  0 done    1 internal error    2 bad argument    3 not found    4 refused
-  6 not reachable, or no answer in time    7 not allowed    8 a limit is reached
-  9 bytes do not have their digest"""
 
 
 def exit_code(code: grpc.StatusCode) -> int:
