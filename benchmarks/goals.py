@@ -29,6 +29,13 @@ GOALS = (
     Goal("cpu", "first token, first run", "lower", 60.0, "s"),
     Goal("cpu", "first token, second run", "lower", 15.0, "s"),
     Goal("cpu", "idle stack without weights and KV", "lower", 700.0, "MiB"),
+    Goal("registry", "verification of a 100 MB adapter", "lower", 2.0, "s"),
+    Goal("registry", "memory of the verification / its size", "lower", 2.0, "×"),
+    Goal("memory", "parse and pack, bf16, rank 8", "higher", 1.0, "GB/s"),
+    Goal("memory", "parse and pack, bf16, rank 16", "higher", 1.0, "GB/s"),
+    Goal("memory", "parse and pack, bf16, rank 64", "higher", 1.0, "GB/s"),
+    Goal("memory", "bytes taken / used, ranks 4, 8, 16, 32, 64", "lower", 1.001, "×"),
+    Goal("memory", "pages beyond the fewest, worst rank 4-64", "lower", 1.0, "pages"),
 )
 
 
