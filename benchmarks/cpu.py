@@ -17,10 +17,10 @@ from pathlib import Path
 import grpc
 
 from benchmarks.first_token import first_text_s, fresh_copy
-from benchmarks.harness import RESULTS, ROOT, Recorder
+from benchmarks.harness import RESULTS, ROOT, Recorder, end_on_signals
 from benchmarks.load import Load, Stream, demo_streams, run_load
-from benchmarks.memory import MIB, started_pss_bytes
 from benchmarks.peft_peer import PeftPeer
+from benchmarks.process_memory import MIB, started_pss_bytes
 from examples.demo_stack import (
     ADAPTERS,
     ADAPTERS_DIR,
@@ -51,6 +51,7 @@ def main() -> int:
     parts = (IDLE, SERVING, FIRST_TOKEN)
     parser.add_argument("--only", choices=parts, action="append", help="repeatable; default all")
     options = parser.parse_args()
+    end_on_signals()
     chosen = options.only or parts
     # a part of the rows must not replace a whole run's
     recorder = Recorder("cpu", results=PARTIAL if options.only else RESULTS)

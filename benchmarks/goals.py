@@ -45,6 +45,13 @@ GOALS = (
         for peer in ("baseline", "baseline with own copies")
     ),
     Goal("fairness", "planning, 256 sequences, 10,000 flows", "lower", 200.0, "µs"),
+    Goal("registry", "verification of a 100 MB adapter", "lower", 2.0, "s"),
+    Goal("registry", "memory of the verification / its size", "lower", 2.0, "×"),
+    Goal("memory", "parse and pack, bf16, rank 8", "higher", 1.0, "GB/s"),
+    Goal("memory", "parse and pack, bf16, rank 16", "higher", 1.0, "GB/s"),
+    Goal("memory", "parse and pack, bf16, rank 64", "higher", 1.0, "GB/s"),
+    Goal("memory", "bytes taken / used, ranks 4, 8, 16, 32, 64", "lower", 1.001, "×"),
+    Goal("memory", "pages beyond the fewest, worst rank 4-64", "lower", 1.0, "pages"),
 )
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -45,6 +46,9 @@ class Row:
     holds: bool | None
     commit: str
     versions: dict[str, str]
+    #: 1-minute load averages: when the benchmark began, before its own work, and at this row
+    load_before: float
+    load: float
 
 
 class Recorder:
@@ -55,6 +59,7 @@ class Recorder:
         self.rows: list[Row] = []
         self._goals = goals_of(name)
         self._commit, self._versions = commit(), versions()
+        self._load_before = os.getloadavg()[0]
         self.path = results / (hardware or cpu_name()) / f"{name}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("")
@@ -86,6 +91,8 @@ class Recorder:
             holds=goal.holds(value) if goal else None,
             commit=self._commit,
             versions=self._versions,
+            load_before=self._load_before,
+            load=os.getloadavg()[0],
         )
         self.rows.append(row)
         with self.path.open("a") as file:
@@ -102,6 +109,16 @@ class Recorder:
         met = sum(row.holds is True for row in self.rows)
         print(f"{self.name}: {met} of {len(self._goals)} goals hold", flush=True)
         return 0 if met == len(self._goals) else 1
+
+
+def end_on_signals() -> None:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, so that started processes are ended."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -19,7 +19,8 @@ def test_row_holds_median_quantiles_and_goal(tmp_path: Path) -> None:
     assert (row["value"], row["n"], row["peer"], row["holds"]) == (1.2, 3, 2.3, True)
     assert row["p10"] == pytest.approx(1.04)
     assert row["goal"] == "≤ 1.3 ×"
-    assert {"commit", "versions", "floor", "unit", "better", "p90"} <= row.keys()
+    wanted = {"commit", "versions", "floor", "unit", "better", "p90", "load", "load_before"}
+    assert wanted <= row.keys()
 
 
 def test_goal_without_a_row_counts_against(
