@@ -1,7 +1,7 @@
 """The workloads of VTC's paper, scaled down: two clients of unlike demand, and one that comes and
 goes. Source: Sheng et al., Fairness in Serving Large Language Models (OSDI 2024), section 5.
 
-The clients are tenants of the base model. Four seats, more open requests of each than half of them:
+The clients are tenants of the base model. Four seats, many more open requests of each than those:
 both are backlogged all the time that they are there.
 """
 
@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 
 LIGHT, HEAVY = "light", "heavy"
 #: as 1.5 and 3 requests a second: one asks twice as much as the other
-LIGHT_CLIENTS, HEAVY_CLIENTS = 4, 8
+LIGHT_CLIENTS, HEAVY_CLIENTS = 8, 16
 MAX_TOKENS = 16
 #: answers that a window needs, so that one answer more or less is below the tolerance
 WINDOW_TOKENS = 60 * MAX_TOKENS
@@ -64,7 +64,7 @@ def test_weights_share_the_engine_as_they_say(stack: Stack) -> None:
     stack.registryctl("tenant", "update", LIGHT, "--weight", "3")
     try:
         with crowd(stack, MAX_TOKENS) as people:
-            people.start(TINY_NAME, 3 * LIGHT_CLIENTS, tenant=LIGHT)
+            people.start(TINY_NAME, 2 * LIGHT_CLIENTS, tenant=LIGHT)
             people.start(TINY_NAME, HEAVY_CLIENTS, tenant=HEAVY)
             eventually(lambda: {f.tenant_weight for f in stack.state().flows} == {1.0, 3.0})
             gained = window(people)
