@@ -18,6 +18,9 @@ from tests.support.engine_stack import Stack
 from tests.support.tiny_model import TINY_NAME
 from tests.support.waiting import eventually
 
+#: shares of a live engine: other work on the machine can idle a client for a moment
+pytestmark = pytest.mark.slow
+
 LIGHT, HEAVY = "light", "heavy"
 #: as 1.5 and 3 requests a second: one asks twice as much as the other
 LIGHT_CLIENTS, HEAVY_CLIENTS = 8, 16
