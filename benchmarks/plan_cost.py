@@ -119,7 +119,7 @@ def measure(num_flows: int, max_loras: int, num_steps: int) -> dict[str, object]
         core.submit(Request(request_id, key, prompt, sampling, time.monotonic(), refs[number]))
 
     for number in range(num_flows):
-        for _ in range(4):
+        for _ in range(-(-NUM_SEQS // max_loras)):
             submit(number)
     plans: list[float] = []
     commits: list[float] = []
