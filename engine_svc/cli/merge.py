@@ -65,7 +65,11 @@ def _write_weights(merged: MergedWeights, out: Path, dtype: torch.dtype | None) 
     for file, tensors in names.items():
         content = {name: merged.tensor(name, dtype) for name in tensors}
         total += sum(tensor.nbytes for tensor in content.values())
-        save_file(content, out / file, metadata={"format": "pt"})
+        path = out / file
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(content, path, metadata={"format": "pt"})
+        path.chmod(mode)  # save_file leaves a file that only its owner can read
     if set(names) != {_SINGLE}:
         weight_map = {name: file for file, tensors in names.items() for name in tensors}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -96,6 +96,8 @@ def test_a_fused_base_stays_fused(modules: list[str], tmp_path: Path) -> None:
     expected = Oracle(base, {"a": adapter}).logits(PROMPT, "a")
     assert merge(adapter, base, tmp_path / "out") == 0
     assert_serves(tmp_path / "out", expected)
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert len(modes) == 1, "weights that others than their writer cannot read"
 
 
 def test_a_tied_base_is_untied_only_by_an_adapter_of_its_vocabulary(tmp_path: Path) -> None:
