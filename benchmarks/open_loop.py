@@ -17,6 +17,7 @@ import grpc
 
 from benchmarks.load import STREAM_TIMEOUT_S, Stream
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
+from loraplex.status import from_rpc_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ def run_open_loop(
 ) -> tuple[Answer, ...]:
     """Greedy requests of exactly `num_tokens` tokens, each when it is due.
 
-    Args: cut_at_s, when those that still run are cancelled; they are not among the answers.
+    Args: cut_at_s, when those that still run are cancelled; they, and those that an engine refuses
+    since they could not begin before it, are not among the answers.
 
     Raises: grpc.RpcError of one that fails otherwise.
     """
@@ -112,7 +114,8 @@ def _answer(
             if response.HasField("summary"):
                 summary = response.summary
     except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        # cut, or refused at once because it could not be served before the cut
+        if from_rpc_error(error).reason in ("DEADLINE_EXCEEDED", "WAIT_EXCEEDS_DEADLINE"):
             return None
         raise
     if summary.usage.completion_tokens != num_tokens:
