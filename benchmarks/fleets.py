@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +43,7 @@ UPDATE_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
 
-class Fleet:
+class Fleet(ABC):
     """Engines beside a registry that runs already; leaving the context ends them.
 
     `targets` says where each adapter is served, once entered.
@@ -76,12 +77,13 @@ class Fleet:
         """Of the engines' processes; the registry not counted."""
         return sum(tree_pss_bytes(service.process.pid) for _, service in self._engines.values())
 
+    @abstractmethod
     def update_s(self, adapter: str, folder: Path) -> float:
         """Seconds from new content in a folder to the first token that it gives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _start(self) -> None:
-        raise NotImplementedError
+        """Bring up the engines; `targets` is filled when it returns."""
 
     def _launch(self, key: str, *args: str, seats: int = SEATS) -> None:
         """Start an engine without waiting; later flags win."""
