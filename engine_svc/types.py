@@ -1,5 +1,8 @@
 """The engine's vocabulary: one frozen type for each border that a request crosses.
 
+Long for one file, on purpose: it is the page from which a reader learns the engine, and every part
+imports it; it holds types alone. When snapshots grow again, they are the section to move out.
+
     Request            frontend → core
     StepPlan           core → runner        (Chunk, SeatOpening, SlotBinding, PageCopy)
     StepResult         runner → core        (Sample)
