@@ -32,6 +32,9 @@ class SiteTable:
         scale: [S, E] fp32; multiplies the fp32 shrink output.
         g_off: [S, F] int64; gain of a site's output rows, [out_features] fp32; −1 = all ones.
         c_off: [S, F] int64; constant of a site's output rows, [out_features] fp32; −1 = all zeros.
+        live: [S, F] uint8; 1 = the slot adds something at that site: a slice of rank > 0, or a
+            constant. Only such rows of a delta are written, and only they are read. A gain needs
+            no delta: the consumer applies it from g_off.
     """
 
     arena: torch.Tensor
@@ -41,6 +44,7 @@ class SiteTable:
     scale: torch.Tensor
     g_off: torch.Tensor
     c_off: torch.Tensor
+    live: torch.Tensor
 
     def block(self, offset: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """[rows, cols] view of the arena at an offset of this table."""
@@ -63,6 +67,29 @@ class SiteColumns:
     @property
     def num_slices(self) -> int:
         return len(self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraDelta:
+    """What a consumer adds to the output y of a site's GEMM: y ← g ⊙ y + delta, in fp32.
+
+    Semantics:
+        for each row t with s = row_slot[t] ≥ 0:
+        g[n] = 1 where g_off[s, cell] is −1; delta[t, n] counts as 0 where live[s, cell] is 0.
+        Rows with row_slot −1 stay as they are.
+
+    Args:
+        delta: [T, out_features] compute dtype, rows contiguous, from lora_delta; rows that are not
+            live there hold anything, NaN included, and must not be read.
+        row_slot: [T] int32; −1 = a row without an adapter, or padding.
+        table: see SiteTable.
+        cell: the site's cell in this layer.
+    """
+
+    delta: torch.Tensor
+    row_slot: torch.Tensor
+    table: SiteTable
+    cell: int
 
 
 @dataclass(frozen=True, slots=True)

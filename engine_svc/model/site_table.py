@@ -20,6 +20,7 @@ from engine_svc.layout import (
 )
 from engine_svc.packed import PackedFileInvalid, PackedHeader
 from kernels.lora_tables import SiteTable
+from loraplex.base_model import NO_LAYER
 
 Offsets = npt.NDArray[np.int64]
 
@@ -138,14 +139,16 @@ class SiteTableRows:
             scale=torch.zeros((num_slots, entries), dtype=torch.float32, device=device),
             g_off=offsets(cells),
             c_off=offsets(cells),
+            live=torch.zeros((num_slots, cells), dtype=torch.uint8, device=device),
         )
         self.max_rank = max_rank
+        self._first_entries = _first_entries(layout)
         self._digests = [""] * num_slots
 
     @property
     def num_bytes(self) -> int:
         t = self.table
-        return sum(x.nbytes for x in (t.a_off, t.b_off, t.g_off, t.c_off, t.rank, t.scale))
+        return sum(x.nbytes for x in (t.a_off, t.b_off, t.g_off, t.c_off, t.rank, t.scale, t.live))
 
     def digest(self, slot: int) -> str:
         """What the slot holds; "" = nothing."""
@@ -160,6 +163,9 @@ class SiteTableRows:
         for name in ("rank", "scale", "g_off", "c_off"):
             target: torch.Tensor = getattr(self.table, name)[slot]
             target.copy_(torch.from_numpy(getattr(row, name)))
+        has_rank = np.logical_or.reduceat(row.rank > 0, self._first_entries)
+        live = (has_rank | (row.c_off >= 0)).astype(np.uint8)
+        self.table.live[slot].copy_(torch.from_numpy(live))
         self._digests[slot] = row.digest
 
     def clear(self, slot: int) -> None:
@@ -168,4 +174,13 @@ class SiteTableRows:
             offsets[slot].fill_(-1)
         self.table.rank[slot].zero_()
         self.table.scale[slot].zero_()
+        self.table.live[slot].zero_()
         self._digests[slot] = ""
+
+
+def _first_entries(layout: AdapterLayout) -> npt.NDArray[np.int64]:
+    """The first entry of each cell's slices, by cell; cells follow each other as entries do."""
+    layers = range(layout.num_layers)
+    at = [layout.entry(layer, site.first_slice) for layer in layers for site in layout.sites]
+    at += [layout.entry(NO_LAYER, site.first_slice) for site in layout.outer_sites]
+    return np.array(at, dtype=np.int64)

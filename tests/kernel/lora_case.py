@@ -131,7 +131,10 @@ def lora_case(
                 a = normal(count, in_features) / in_features**0.5
                 a_off[slot, entry, block] = arena.add(a.to(dtype))
                 b_off[slot, entry, block] = arena.add((normal(count, num_cols) / 4).to(dtype))
-    table = SiteTable(arena.build(), a_off, b_off, rank_of, scale_of, g_off, c_off)
+    live = torch.zeros((num_slots, cells), dtype=torch.uint8)
+    at_site = slice(FIRST_ENTRY, FIRST_ENTRY + num_slices)
+    live[:, CELL] = (rank_of[:, at_site] > 0).any(1) | (c_off[:, CELL] >= 0)
+    table = SiteTable(arena.build(), a_off, b_off, rank_of, scale_of, g_off, c_off, live)
     target = torch.device(device)
     on_device = [getattr(table, name).to(target) for name in SiteTable.__slots__]
     # one more tile than is needed: it is not work, and it holds nonsense
