@@ -42,6 +42,10 @@ class PageTable:
         self._round = torch.zeros(2 * _ROUND + 1, dtype=torch.int32, device=device)
         self._ring = StagingRing(1, 2 * _ROUND + 1, device)
 
+    @property
+    def num_bytes(self) -> int:
+        return self.device_table.nbytes + self._round.nbytes
+
     def updates(self, chunks: Sequence[Chunk]) -> Updates:
         """[n, 2] (flat index, page) that the device lacks for these chunks; it counts as sent."""
         sent = self._sent

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine_svc.model.arena import Arena
+from engine_svc.model.gpu.allocation_guard import AllocationGuard
 from engine_svc.model.gpu.output_head import OutputHead
 from engine_svc.model.gpu.prompt_logits import PromptBlock, prompt_blocks
 from engine_svc.model.gpu.sampler import GpuSampler, PendingSample
@@ -54,10 +55,14 @@ class GpuRunner:
         bindings: SlotBindings,
         arena: Arena,
         timeline: Timeline,
+        guard: AllocationGuard,
+        num_bytes: int,
     ) -> None:
+        """Args: num_bytes, of the static buffers."""
         self._stepper, self._head, self._sampler = stepper, head, sampler
         self._vocabulary, self._bindings, self._arena = vocabulary, bindings, arena
-        self._timeline = timeline
+        self._timeline, self._guard = timeline, guard
+        self.num_bytes = num_bytes
         self._running: OrderedDict[int, _Running] = OrderedDict()
 
     @torch.inference_mode()
@@ -104,7 +109,13 @@ class GpuRunner:
             )
         with self._timeline.stream():
             prompts = tuple(block.collect() for block in running.prompts)
+        self._guard.stepped()
         return StepResult(step, samples, prompts, self._timeline.seconds(running.timing))
+
+    @property
+    def num_serving_allocations(self) -> int:
+        """Device allocations since serving began."""
+        return self._guard.num_allocations
 
     @torch.inference_mode()
     def all_logits(self, plan: StepPlan) -> torch.Tensor:
@@ -116,6 +127,13 @@ class GpuRunner:
             logits = self._head.of_segments(hidden[: rows.num_rows], rows.segments).float()
             self._timeline.wait()
         return logits
+
+    @torch.inference_mode()
+    def capture(self, plan: StepPlan) -> None:
+        """Make a graph of the trunk of steps like this one, which has run before."""
+        with self._timeline.stream():
+            self._stepper.capture(self._stepper.stage(plan.chunks))
+            self._timeline.wait()
 
     def _prepare(self, plan: StepPlan) -> None:
         for binding in plan.slot_bindings:

@@ -49,6 +49,10 @@ class Stepper:
         self._graphs = StepGraphs()
 
     @property
+    def num_bytes(self) -> int:
+        return self._decodes.num_bytes + self._mixed.num_bytes + self._page_table.num_bytes
+
+    @property
     def num_graphs(self) -> int:
         return len(self._graphs)
 
