@@ -15,7 +15,7 @@ from kernels.lora_tables import OFFSET_UNIT, LoraDelta
 EAGER_ROWS = 512
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def row_delta(row, row_slot, live, g_off, cell, num_cells):  # type: ignore[no-untyped-def]
     """(whether the row has a delta, offset of its gain or −1)."""
     slot = tl.load(row_slot + row)

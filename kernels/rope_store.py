@@ -57,7 +57,7 @@ def rope_store(
         )  # fmt: skip
     (rows, heads, dim), kv_heads, page_size = q_out.shape, pages.shape[4], pages.shape[3]
     split = add_delta(qkv, delta).view(rows, heads + 2 * kv_heads, dim)
-    q, k, v = split.split((heads, kv_heads, kv_heads), dim=1)
+    q, k, v = split[:, :heads], split[:, heads:-kv_heads], split[:, -kv_heads:]
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm.float(), eps), rms_norm(k, k_norm.float(), eps)
     at = positions[:rows].long()

@@ -17,7 +17,7 @@ FEW_ROWS, FEW_HEADS, MANY_HEADS = 512, 4, 8
 NUMBERS = 8
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def turned(low, high, cos, sin):  # type: ignore[no-untyped-def]
     return low * cos - high * sin, high * cos + low * sin
 
