@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
+from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
@@ -27,6 +29,13 @@ from engine_svc.types import (
 )
 
 NOTHING_LATE = LateInputs()
+#: a CPU's own way through a step; the GPU's on CPU tensors; the GPU's with graphs
+WAYS = ("eager", "static", pytest.param("cuda", marks=pytest.mark.gpu))
+WAY_OPTIONS: dict[str, dict[str, object]] = {
+    "eager": {},
+    "static": {"static_buffers": True},
+    "cuda": {"device": "cuda", "dtype": "float32"},
+}
 
 
 @dataclass
@@ -78,6 +87,9 @@ class DirectRunner:
 
     def record_logits(self) -> None:
         """From now on each sequence keeps the logits row of every token it sampled."""
+        if isinstance(self.runner, GpuRunner):
+            self._record_launches(self.runner)
+            return
         model: Any = self.runner._model
         compute = model.logits
 
@@ -86,6 +98,17 @@ class DirectRunner:
             return self._last_logits
 
         model.logits = recording
+
+    def _record_launches(self, runner: GpuRunner) -> None:
+        sampler: Any = runner._sampler
+        launch = sampler.launch
+
+        def recording(logits: torch.Tensor, *others: object) -> object:
+            # the buffer is written again by the next step
+            self._last_logits = logits.float().cpu()
+            return launch(logits, *others)
+
+        sampler.launch = recording
 
     def close(self) -> None:
         self.loaded.slot_writer.close()

@@ -27,7 +27,7 @@ from kernels.lora_tables import LoraDelta
 from kernels.prefill_attention import prefill_attention
 from kernels.rope_store import rope_store
 from kernels.scatter_pages import scatter_pages
-from kernels.silu_mul_delta import silu_mul
+from kernels.silu_mul_delta import silu_mul_delta
 from loraplex.base_model import BaseModelSpec
 
 #: positions of a layer's fused linears in engine_svc.layout.SITES
@@ -93,8 +93,8 @@ class Trunk:
         self._page_table, self._last_token, self._scratch = page_table, last_token, scratch
         device = arena.bytes.device
         self._branch = Branch(device)
-        cos, sin = rope_tables(base, context_tokens, arena.numbers.dtype, device)
-        self._cos, self._sin = cos.squeeze(1), sin.squeeze(1)  # [positions, R/2]
+        # [positions, 1, R/2]
+        self._cos, self._sin = rope_tables(base, context_tokens, arena.numbers.dtype, device)
         self._sites = [tuple(map(Projection, layer.sites)) for layer in weights.layers]
 
     def run(
@@ -117,7 +117,7 @@ class Trunk:
             delta = self._project(index, O, b.attended, b.projected, step, b)
             add_rms_norm(b.projected, b.residual, layer.post_norm, eps, b.x, delta)
             delta = self._project(index, GATE_UP, b.x, b.gate_up, step, b)
-            silu_mul(b.gate_up, b.inner, delta)
+            silu_mul_delta(b.gate_up, b.inner, delta)
             delta = self._project(index, DOWN, b.inner, b.projected, step, b)
             last = index + 1 == len(weights.layers)
             norm = weights.final_norm if last else weights.layers[index + 1].input_norm
