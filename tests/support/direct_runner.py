@@ -105,7 +105,7 @@ class DirectRunner:
 
         def recording(logits: torch.Tensor, *others: object) -> object:
             # the buffer is written again by the next step
-            self._last_logits = logits.float().cpu()
+            self._last_logits = logits.float().cpu().clone()
             return launch(logits, *others)
 
         sampler.launch = recording
@@ -116,6 +116,8 @@ class DirectRunner:
 
     def load_slot(self, slot: int, digest: str, num_pages: int) -> tuple[int, ...]:
         """Copy a packed adapter into pages; bound by the next step. Returns the pages."""
+        if isinstance(self.runner, GpuRunner):
+            self.runner.wait()  # tests write the arena on another stream
         pages = tuple(self.free.pop() for _ in range(num_pages))
         writer = self.loaded.slot_writer
         writer.start(SlotLoad(slot, digest, self.spans[digest], pages))

@@ -125,5 +125,7 @@ def build_gpu_runner(
             max_num_seqs=limits.max_num_seqs, max_rows=limits.max_rows,
         ).run(capture=capture)  # fmt: skip
         slot_writer.warm_up()
+    # weights and buffers were filled on another stream
+    runner.wait()
     guard.arm()
     return runner

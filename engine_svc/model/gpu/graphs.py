@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ class StepGraphs:
 
     def __init__(self) -> None:
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
-        self._pool: object = None
+        self._pool: Any = None
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -33,12 +34,14 @@ class StepGraphs:
     def capture(self, key: GraphKey, launch: Callable[[], object]) -> None:
         """Record what `launch` enqueues on the current stream. It must have run before, so that
         everything is compiled and loaded."""
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
-        ):
+        # torch.cuda.graph would also collect garbage and give cached memory back, each time
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
             launch()
+        finally:
+            graph.capture_end()
         self._pool = graph.pool()
         self._graphs[key] = graph
 

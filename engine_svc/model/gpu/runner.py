@@ -128,6 +128,10 @@ class GpuRunner:
             self._timeline.wait()
         return logits
 
+    def wait(self) -> None:
+        """Until the device has done everything: before the first step, and in tests."""
+        self._timeline.wait()
+
     @torch.inference_mode()
     def capture(self, plan: StepPlan) -> None:
         """Make a graph of the trunk of steps like this one, which has run before."""

@@ -60,6 +60,6 @@ class Timeline:
         return begin.elapsed_time(end) / 1000
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Until the device has done everything, on this stream and on others."""
         if self._stream is not None:
-            self._stream.synchronize()
+            torch.cuda.synchronize(self._stream.device)

@@ -57,11 +57,12 @@ class WarmUp:
     def run(self, *, capture: bool) -> None:
         """Everything once; with `capture`, every bucket becomes a graph."""
         begun = time.perf_counter()
+        self._runner.wait()
         self._site_table.write(_SLOT, synthetic_row(self._layout))
         for chunks, is_bucket in self._steps():
             self._run(chunks, capture and is_bucket)
         self._site_table.clear(_SLOT)
-        torch.cuda.synchronize()
+        self._runner.wait()
         log.info(
             "model.warmed_up",
             extra={
