@@ -16,8 +16,10 @@ import torch
 
 RANK_BLOCK = 16
 OFFSET_UNIT = 16
-#: rows of one work item; a segment of n rows has ⌈n / TILE_ROWS⌉ of them
+#: rows of one work item; a segment of n rows has ⌈n / tile rows⌉ of them. Steps with segments of
+#: hundreds of rows (prefill) take the large one
 TILE_ROWS = 16
+PREFILL_TILE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,15 @@ class SiteColumns:
     def num_slices(self) -> int:
         return len(self.spans)
 
+    @property
+    def aligned(self) -> bool:
+        """Every slice begins and ends at a multiple of 16 columns."""
+        return all(col0 % 16 == num_cols % 16 == 0 for col0, num_cols in self.spans)
+
+    def num_blocks(self, width: int) -> int:
+        """Blocks of up to `width` columns that do not cross slices."""
+        return sum(-(-num_cols // width) for _, num_cols in self.spans)
+
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
@@ -98,36 +109,42 @@ class SegmentPlan:
 
     Args:
         segments: (first_row, num_rows, slot) of the live adapters; rows of the base are in none.
-        tiles: [capacity, 3] int32: (slot, first_row, num_rows ≤ TILE_ROWS); the work list.
+        tiles: [capacity, 3] int32: (slot, first_row, num_rows ≤ tile_rows); the work list.
         num_tiles: [1] int32; tiles at and after this index are not work. The length is read on the
             device, so a grid does not depend on it.
+        tile_rows: TILE_ROWS, or PREFILL_TILE_ROWS for a step with long segments; chooses the
+            kernels.
     """
 
     segments: tuple[tuple[int, int, int], ...]
     tiles: torch.Tensor
     num_tiles: torch.Tensor
+    tile_rows: int = TILE_ROWS
 
 
 def plan_segments(
-    segments: Sequence[tuple[int, int, int]], capacity: int, device: torch.device
+    segments: Sequence[tuple[int, int, int]],
+    capacity: int,
+    device: torch.device,
+    tile_rows: int = TILE_ROWS,
 ) -> SegmentPlan:
     """The plan of (first_row, num_rows, slot) segments; those of slot −1 or without rows are left
     out.
 
-    `capacity` bounds the work list: max rows // TILE_ROWS + max segments is always enough.
+    `capacity` bounds the work list: max rows // tile_rows + max segments is always enough.
     """
     live = tuple(segment for segment in segments if segment[2] >= 0 and segment[1] > 0)
     work = [
-        (slot, first + done, min(TILE_ROWS, rows - done))
+        (slot, first + done, min(tile_rows, rows - done))
         for first, rows, slot in live
-        for done in range(0, rows, TILE_ROWS)
+        for done in range(0, rows, tile_rows)
     ]
     assert len(work) <= capacity, (len(work), capacity)
     tiles = torch.zeros((capacity, 3), dtype=torch.int32)
     if work:
         tiles[: len(work)] = torch.tensor(work, dtype=torch.int32)
     count = torch.tensor([len(work)], dtype=torch.int32)
-    return SegmentPlan(live, tiles.to(device), count.to(device))
+    return SegmentPlan(live, tiles.to(device), count.to(device), tile_rows)
 
 
 def site_columns(spans: Sequence[tuple[int, int]], device: torch.device) -> SiteColumns:
