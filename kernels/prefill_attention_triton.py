@@ -175,7 +175,6 @@ def prefill_attention_triton(
     _, num_heads, dim = q.shape
     if tiles.shape[0] == 0:
         return out
-    group = num_heads // num_kv_heads
     check_shapes(q, pages, num_kv_heads, out)
     tuning = tuning or prefill_tuning(dim, q.element_size())
     launch: Any = prefill_kernel[(num_kv_heads, tiles.shape[0])]
