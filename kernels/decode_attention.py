@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention_reference import attend
+from kernels.attention_tuning import max_splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,6 @@ def decode_scratch(
     """Scratch for launches of up to `max_rows` decode rows."""
     parts = 0
     if device.type == "cuda":
-        from kernels.decode_attention_triton import max_splits
-
         parts = max(rows * max_splits(rows, num_kv_heads) for rows in range(1, max_rows + 1))
     return DecodeScratch(
         torch.empty(parts * num_heads * head_dim, dtype=torch.float32, device=device),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,31 +11,14 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from kernels.attention_reference import check_shapes
+from kernels.attention_tuning import DecodeTuning, decode_tuning
 from kernels.decode_attention import DecodeScratch
 
 #: tl.dot's fewest rows
 DOT_ROWS = 16
-#: the fastest launch is made of about this many programs
-PROGRAMS = 1024
-MIN_SPLITS, MAX_SPLITS = 4, 64
 #: numbers of one load when parts are summed
 SUM_BLOCK = 4096
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeTuning:
-    """Args:
-    block_n: positions an iteration.
-    splits: parts of a context at most; part of the grid.
-    min_chunk: positions below which a part is not split further, a multiple of block_n.
-    """
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-    splits: int
-    min_chunk: int
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -87,7 +69,7 @@ def sum_parts(  # type: ignore[no-untyped-def]
     tl.store(out + number, result.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["layer", "min_chunk"])  # type: ignore[untyped-decorator]
 def decode_kernel(  # type: ignore[no-untyped-def]
     q,
     pages,
@@ -100,6 +82,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     weights,
     arrived,
     layer,
+    min_chunk,
     table_stride,
     LAYERS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -109,8 +92,6 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     DIM_BLOCK: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-    MIN_CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
     NUMBERS: tl.constexpr,
     SPLIT_BLOCK: tl.constexpr,
@@ -132,7 +113,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     if WINDOW > 0:
         start = tl.maximum(end - WINDOW, 0)
     length = end - start
-    live_splits = tl.minimum(tl.cdiv(length, MIN_CHUNK), SPLITS)
+    live_splits = tl.minimum(tl.cdiv(length, min_chunk), tl.num_programs(2))
     chunk = tl.cdiv(tl.cdiv(length, live_splits), BLOCK_N) * BLOCK_N
     live_splits = tl.cdiv(length, chunk)
     if split >= live_splits:
@@ -185,8 +166,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         tl.store(target, values.to(out.dtype.element_ty), mask=real)
     else:
         item = index * KV_HEADS + kv_head
-        parts += item.to(tl.int64) * (SPLITS * GROUP * DIM)
-        weights += item * (SPLITS * GROUP)
+        parts += item.to(tl.int64) * (tl.num_programs(2) * (GROUP * DIM))
+        weights += item * (tl.num_programs(2) * GROUP)
         part = parts + split * (GROUP * DIM) + groups[:, None] * DIM + dims[None, :]
         tl.store(part, values, mask=real)
         tl.store(weights + split * GROUP + groups, top + tl.log2(total), mask=real_groups)
@@ -248,6 +229,7 @@ def decode_attention_triton(
         scratch.weights,
         scratch.arrived,
         layer,
+        tuning.min_chunk,
         page_table.stride(0),
         LAYERS=pages.shape[1],
         HEADS=num_heads,
@@ -257,8 +239,6 @@ def decode_attention_triton(
         DIM_BLOCK=triton.next_power_of_2(dim),
         GROUP_BLOCK=DOT_ROWS,
         BLOCK_N=tuning.block_n,
-        SPLITS=tuning.splits,
-        MIN_CHUNK=tuning.min_chunk,
         WINDOW=window,
         NUMBERS=numbers,
         SPLIT_BLOCK=max(1, SUM_BLOCK // numbers),
@@ -270,19 +250,3 @@ def decode_attention_triton(
         **({"launch_pdl": True} if pdl else {}),
     )
     return out
-
-
-def max_splits(num_rows: int, num_kv_heads: int) -> int:
-    """Parts of a context at most: a power of two that only the size of the batch decides."""
-    wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, num_rows * num_kv_heads))
-    return int(min(MAX_SPLITS, max(MIN_SPLITS, wanted)))
-
-
-def decode_tuning(num_rows: int, num_kv_heads: int, dim: int, item_bytes: int) -> DecodeTuning:
-    """First values, not tuned."""
-    splits = max_splits(num_rows, num_kv_heads)
-    block_n = 64 if dim * item_bytes <= 256 else 32
-    if num_rows * num_kv_heads >= PROGRAMS:
-        return DecodeTuning(block_n, 4, 3, splits, 1024)
-    small = num_rows * num_kv_heads <= 128
-    return DecodeTuning(block_n, 4, 3, splits, 64 if small else 128)

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.attention_reference import attend
-
-#: query rows of one program: positions times the heads that share a KV head
-TILE_QUERIES = 128
+from kernels.attention_tuning import TILE_QUERIES
 
 
 def prefill_attention(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,22 +10,9 @@ import triton
 import triton.language as tl
 
 from kernels.attention_reference import check_shapes
-from kernels.prefill_attention import TILE_QUERIES
+from kernels.attention_tuning import PrefillTuning, prefill_tuning
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTuning:
-    """Args:
-    queries: rows times heads of a program; tiles hold at most queries // group rows.
-    block_n: positions an iteration.
-    """
-
-    queries: int
-    block_n: int
-    num_warps: int
-    num_stages: int
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -175,7 +161,6 @@ def prefill_attention_triton(
     _, num_heads, dim = q.shape
     if tiles.shape[0] == 0:
         return out
-    group = num_heads // num_kv_heads
     check_shapes(q, pages, num_kv_heads, out)
     tuning = tuning or prefill_tuning(dim, q.element_size())
     launch: Any = prefill_kernel[(num_kv_heads, tiles.shape[0])]
@@ -203,10 +188,3 @@ def prefill_attention_triton(
         num_stages=tuning.num_stages,
     )
     return out
-
-
-def prefill_tuning(dim: int, item_bytes: int) -> PrefillTuning:
-    """First values, not tuned."""
-    if item_bytes == 4:
-        return PrefillTuning(TILE_QUERIES, 32, 8, 1)
-    return PrefillTuning(TILE_QUERIES, 64 if dim <= 128 else 32, 8, 3)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from kernels.attention_tuning import DecodeTuning, PrefillTuning
 from kernels.decode_attention import DecodeScratch
-from kernels.decode_attention_triton import DecodeTuning, decode_attention_triton
-from kernels.prefill_attention_triton import PrefillTuning, prefill_attention_triton
+from kernels.decode_attention_triton import decode_attention_triton
+from kernels.prefill_attention_triton import prefill_attention_triton
 from tests.kernel.attention_case import LAYER, AttentionCase, attention_case
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
