@@ -18,6 +18,7 @@ from engine_svc.layout import (
     TABLES,
     AdapterLayout,
 )
+from engine_svc.model.gpu.cuda import new_event
 from engine_svc.packed import PackedFileInvalid, PackedHeader
 from kernels.lora_tables import SiteTable
 from loraplex.base_model import NO_LAYER
@@ -163,8 +164,7 @@ class SiteTableRows:
             }
             for _ in range(_STAGED_ROWS if on_gpu else 1)
         ]
-        #: a new event counts as reached
-        self._copied = [torch.cuda.Event() for _ in self._staged] if on_gpu else []
+        self._copied = [new_event() for _ in self._staged] if on_gpu else []
         self._next = 0
 
     @property

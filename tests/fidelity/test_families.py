@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from engine_svc.types import NO_SLOT, SamplingParams
-from tests.support.direct_runner import WAY_OPTIONS, WAYS, DirectRunner, SeatedSequence
+from tests.support.direct_runner import (
+    WAY_OPTIONS,
+    WAY_TOLERANCE,
+    WAYS,
+    DirectRunner,
+    SeatedSequence,
+)
 from tests.support.oracle import Comparison, Oracle, pack, write_checkpoint, write_peft_adapter
 
 TOLERANCE = 1e-4
@@ -104,7 +110,7 @@ def test_each_family_equals_transformers_and_peft_in_a_mixed_batch(
     oracle, comparison = Oracle(model_dir, {"a": adapter}), Comparison()
     for sequence in sequences:
         name = None if sequence.slot == NO_SLOT else "a"
-        comparison.check(oracle, name, sequence, sequence.logits, TOLERANCE)
+        comparison.check(oracle, name, sequence, sequence.logits, WAY_TOLERANCE[way])
     comparison.assert_few_close_calls()
     changed = oracle.logits(prompts[0], "a") - oracle.logits(prompts[0], None)
     assert changed.abs().max() > 100 * TOLERANCE, "the adapter must matter"

@@ -22,7 +22,13 @@ from engine_svc.types import (
     StepPlan,
 )
 from tests.support.coverage import VOCABULARY
-from tests.support.direct_runner import WAY_OPTIONS, WAYS, DirectRunner, SeatedSequence
+from tests.support.direct_runner import (
+    WAY_OPTIONS,
+    WAY_TOLERANCE,
+    WAYS,
+    DirectRunner,
+    SeatedSequence,
+)
 from tests.support.oracle import Comparison, Oracle, pack, write_checkpoint, write_peft_adapter
 
 #: what PEFT says of the copies that it saves, and of adapters on tied weights
@@ -119,7 +125,7 @@ def check(setup: Setup, pairs: list[tuple[str | None, SeatedSequence]]) -> None:
     for name, sequence in pairs:
         oracle = setup.oracle(name)
         served = None if name is None else ONE
-        comparison.check(oracle, served, sequence, sequence.logits, TOLERANCE)
+        comparison.check(oracle, served, sequence, sequence.logits, WAY_TOLERANCE[setup.way])
         if name is not None:
             changed = oracle.logits(sequence.prompt, ONE) - oracle.logits(sequence.prompt, None)
             assert changed.abs().max() > 30 * TOLERANCE, f"{name} must matter"
@@ -169,7 +175,7 @@ def test_prompt_log_probabilities_come_from_the_adapters_own_head(
         expected = torch.log_softmax(setup.oracle(name).logits(prompt, ONE), dim=1)
         ours = [token.logprob for part in found for token in part.tokens]
         theirs = [float(expected[at, token]) for at, token in enumerate(prompt[1:])]
-        assert ours == pytest.approx(theirs, abs=TOLERANCE)
+        assert ours == pytest.approx(theirs, abs=WAY_TOLERANCE[setup.way])
 
 
 def test_choices_of_one_prompt_sample_from_the_adapters_own_head(
@@ -191,7 +197,7 @@ def test_choices_of_one_prompt_sample_from_the_adapters_own_head(
         row = setup.oracle(served_by).logits(prompt, served_by and ONE)[-1]
         expected = float(torch.log_softmax(row, dim=0)[sample.token_id])
         assert sample.logprobs is not None
-        assert sample.logprobs.logprob == pytest.approx(expected, abs=TOLERANCE)
+        assert sample.logprobs.logprob == pytest.approx(expected, abs=WAY_TOLERANCE[setup.way])
 
 
 def test_a_changed_copy_of_the_base_counts_on_both_sides_of_a_tied_base(

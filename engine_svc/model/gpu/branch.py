@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from engine_svc.model.gpu.cuda import new_event, new_stream
+
 #: lower is sooner: the branch's small kernels start before the remaining blocks of a GEMM
 _HIGH_PRIORITY = -1
 
@@ -20,9 +22,8 @@ class Branch:
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)  # type: ignore[no-untyped-call]
-            self._forked = torch.cuda.Event()
-            self._done = torch.cuda.Event()
+            self._stream = new_stream(device, _HIGH_PRIORITY)
+            self._forked, self._done = new_event(), new_event()
 
     @contextmanager
     def fork(self) -> Iterator[None]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-#: decodes; above the last one every next is half as much again or double, see decode_buckets
+#: decodes of engines of up to _USUAL sequences; larger ones double throughout
 _SMALL = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+_USUAL = 512
 #: captures in all, of decodes and mixed steps, with and without LoRA
 MAX_CAPTURES = 30
 #: rows of steps with prompts that are worth a graph: larger ones hide their launches
@@ -16,13 +17,10 @@ _STEPS_AN_OCTAVE = 4
 
 
 def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """At most 13 sizes up to max_num_seqs, which is the last one."""
-    found = [size for size in _SMALL if size < max_num_seqs]
-    size = 512
-    while size < max_num_seqs and len(found) < 12:
-        found.append(size)
-        size *= 2
-    return (*found, max_num_seqs)
+    """At most 13 sizes up to max_num_seqs ≤ 4096, which is the last one."""
+    doubling = tuple(1 << bit for bit in range(max_num_seqs.bit_length()))
+    sizes = _SMALL if max_num_seqs <= _USUAL else doubling
+    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
 
 def mixed_buckets(decodes: Sequence[int], max_rows: int) -> tuple[int, ...]:

@@ -22,7 +22,11 @@ class OutputHead:
     """The base's head into a static buffer; heads of adapters as model/vocabulary.py has them."""
 
     def __init__(
-        self, head: Linear, vocabulary: AdapterVocabulary, buckets: Sequence[int], like: torch.Tensor
+        self,
+        head: Linear,
+        vocabulary: AdapterVocabulary,
+        buckets: Sequence[int],
+        like: torch.Tensor,
     ) -> None:
         """Args: buckets, numbers of rows that are computed, the last one most rows; like, any
         tensor of the compute dtype on the device."""

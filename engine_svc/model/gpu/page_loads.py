@@ -14,12 +14,14 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.model.arena import Arena
+from engine_svc.model.gpu.cuda import new_event, new_stream
 
 log = logging.getLogger(__name__)
 
 Image = npt.NDArray[np.uint8]
 #: page-locked pages through which images go when the region itself cannot be page-locked
 _BOUNCE_PAGES = 4
+_runtime: Any = torch.cuda.cudart
 
 
 class PageLoads:
@@ -27,13 +29,13 @@ class PageLoads:
 
     def __init__(self, arena: Arena, device: torch.device) -> None:
         self._arena, self._device = arena, device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = new_stream(device)
         #: blocking: the thread sleeps, the core's loop keeps its processor
-        self._done = torch.cuda.Event(blocking=True)
+        self._done = new_event(blocking=True)
         self._locked = False
         shape = (_BOUNCE_PAGES, arena.page_bytes)
         self._bounce = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
-        self._sent = [torch.cuda.Event(blocking=True) for _ in range(_BOUNCE_PAGES)]
+        self._sent = [new_event(blocking=True) for _ in range(_BOUNCE_PAGES)]
 
     def stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
@@ -46,8 +48,7 @@ class PageLoads:
 
         def register() -> None:
             torch.cuda.set_device(self._device.index or 0)
-            cudart: Any = torch.cuda.cudart()
-            found.append(int(cudart.cudaHostRegister(address, len(region), 0)))
+            found.append(int(_runtime().cudaHostRegister(address, len(region), 0)))
 
         # a thread of its own: a refusal stays its last error, not that of launches
         thread = threading.Thread(target=register, name="host-register")

@@ -27,7 +27,7 @@ from engine_svc.model.gpu.stepper import StagedStep, Stepper
 from engine_svc.model.gpu.timeline import Timeline, Timing
 from engine_svc.model.gpu.trunk import TrunkStep
 from engine_svc.model.vocabulary import AdapterVocabulary
-from engine_svc.types import LateInputs, PromptLogprobs, Sample, StepPlan, StepResult
+from engine_svc.types import LateInputs, Sample, StepPlan, StepResult
 from kernels.embed_rows import resolved_ids
 
 

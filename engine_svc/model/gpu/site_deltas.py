@@ -11,8 +11,15 @@ from engine_svc.layout import RANK_BLOCK, AdapterLayout, Site
 from engine_svc.model.site_table import SiteTableRows
 from kernels.lora_delta import lora_delta
 from kernels.lora_shrink import lora_shrink
-from kernels.lora_tables import LoraDelta, SegmentPlan, SiteColumns, site_columns
-from kernels.lora_tuning import PREFILL_TILE_ROWS, TILE_ROWS, num_splits
+from kernels.lora_tables import (
+    PREFILL_TILE_ROWS,
+    TILE_ROWS,
+    LoraDelta,
+    SegmentPlan,
+    SiteColumns,
+    site_columns,
+)
+from kernels.lora_tuning import num_splits
 
 #: padded rows up to which a step's work items are short, as decodes need them; partial sums of
 #: longer ones would take too much memory

@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_svc.model.gpu.cuda import new_event
+
 
 class StagingRing:
     """`depth` buffers of `size` int32. A buffer is filled again only when its last copy is done.
@@ -20,8 +22,7 @@ class StagingRing:
         self._buffers = torch.zeros(shape, dtype=torch.int32, pin_memory=self._on_gpu)
         #: [depth, size]
         self.arrays: npt.NDArray[np.int32] = self._buffers.numpy()
-        #: a new event counts as reached
-        self._copied = [torch.cuda.Event() for _ in range(depth if self._on_gpu else 0)]
+        self._copied = [new_event() for _ in range(depth if self._on_gpu else 0)]
         self._next = 0
 
     def acquire(self) -> int:

@@ -44,7 +44,11 @@ class StepRows:
 
 
 def fill_rows(
-    chunks: Sequence[Chunk], staged: dict[str, Array], padded: int, tile_rows: int, prefill_rows: int
+    chunks: Sequence[Chunk],
+    staged: dict[str, Array],
+    padded: int,
+    tile_rows: int,
+    prefill_rows: int,
 ) -> StepRows:
     """Write all fields of `staged` but the page updates for `padded` rows.
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_svc.model.gpu.cuda import new_event, new_stream
+
 
 @dataclass(slots=True)
 class Timing:
@@ -26,10 +28,9 @@ class Timeline:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._next = 0
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = new_stream(device)
             self._events = [
-                (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-                for _ in range(max_in_flight + 1)
+                (new_event(timing=True), new_event(timing=True)) for _ in range(max_in_flight + 1)
             ]
 
     def stream(self) -> AbstractContextManager[object]:
@@ -57,7 +58,7 @@ class Timeline:
             return timing.seconds
         begin, end = self._events[timing.index]
         end.synchronize()
-        return begin.elapsed_time(end) / 1000
+        return float(begin.elapsed_time(end)) / 1000
 
     def wait(self) -> None:
         """Until the device has done everything, on this stream and on others."""
