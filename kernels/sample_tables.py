@@ -64,6 +64,7 @@ class SampleRows:
         numbers: [N] fp64 in [0, 1); where in the cumulative probability a drawn row lands.
         token_masks: [≥ 1, M] int32 or None; bit i % 32 of word i // 32: token i is allowed.
         mask_of_row: [N] int32 or None; row of token_masks, −1 = everything is allowed.
+        cut: whether seats with CUT may be among them.
     """
 
     seats: torch.Tensor
@@ -71,3 +72,4 @@ class SampleRows:
     numbers: torch.Tensor
     token_masks: torch.Tensor | None = None
     mask_of_row: torch.Tensor | None = None
+    cut: bool = True

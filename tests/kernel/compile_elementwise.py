@@ -18,22 +18,30 @@ from triton.compiler import ASTSource
 
 from kernels.add_rms_norm_triton import add_rms_norm_kernel
 from kernels.rope_store_triton import rope_store_kernel
+from kernels.sample import BLOCK, CANDIDATES
+from kernels.sample_candidates_triton import candidates_kernel
+from kernels.sample_draw_triton import draw_kernel
+from kernels.sample_triton import CANDIDATE_WARPS, DRAW_WARPS, SCAN_WARPS, scan_kernel
 from kernels.silu_mul_delta_triton import silu_mul_delta_kernel
 from tests.kernel.compile_ahead import resources, wide_loads
 
 #: pointer arguments that are not of the compute dtype
 POINTERS = {
     "positions": "i32", "row_seat": "i32", "page_table": "i32", "row_slot": "i32", "live": "u8",
-    "g_off": "i64", "arena": "u8",
+    "g_off": "i64", "arena": "u8", "seats": "i32", "words": "i32", "floats": "fp32",
+    "tally": "i32", "bias": "fp32", "token_masks": "i32", "mask_of_row": "i32", "maxima": "fp32",
+    "sums": "fp32", "rests": "fp32", "places": "i32", "counts": "i32", "faults": "i32",
+    "values": "fp32", "value_columns": "i32", "numbers": "fp64", "last_token": "i32",
+    "tokens": "i32",
 }  # fmt: skip
 #: pointer arguments of the compute dtype
 COMPUTE = (
     "x", "residual", "weight", "out", "gate_up", "qkv", "pages", "cos", "sin", "q_out", "q_norm",
-    "k_norm", "delta",
+    "k_norm", "delta", "logits",
 )  # fmt: skip
 FLOATS = ("eps",)
 #: whole numbers that are not multiples of 16
-ODD_NUMBERS = ("cell", "num_cells", "layer", "seat_stride")
+ODD_NUMBERS = ("cell", "num_cells", "layer", "seat_stride", "num_blocks", "mask_words")
 DELTA = {"HAS_DELTA": True, "OFFSET_UNIT": 16}
 
 
@@ -52,6 +60,11 @@ def main() -> None:
                 "ROPE": True, **shared,
             }  # fmt: skip
             report(rope_store_kernel, rope, num_warps=1 if eager else 2)
+    for masked in (False, True):
+        scan = {"MASKED": masked, "BLOCK": BLOCK, "CANDIDATES": CANDIDATES}
+        report(scan_kernel, scan, num_warps=SCAN_WARPS)
+        report(candidates_kernel, scan, num_warps=CANDIDATE_WARPS)
+        report(draw_kernel, {**scan, "BLOCKS": 64}, num_warps=DRAW_WARPS)
 
 
 def report(kernel: Any, constants: dict[str, Any], **options: int) -> None:

@@ -43,7 +43,8 @@ class SamplerState:
         self._lists = StagingRing(2, capacity, device)
         self._received = torch.zeros(capacity, dtype=torch.int32, device=device)
         bits = torch.tensor([tables.MAY_NOT_COME, tables.ONE_OUTPUT], dtype=torch.int32)
-        self._may_not_come, self._one_output = bits.to(device).split(1)
+        bits = bits.to(device)
+        self._may_not_come, self._one_output = bits[:1], bits[1:]
         self._params: dict[int, SeatParams] = {}
 
     @property
@@ -55,6 +56,10 @@ class SamplerState:
     def params(self, seat: int) -> SeatParams:
         """A seat that was never opened is our bug: KeyError."""
         return self._params[seat]
+
+    def any_cut(self, seats: Sequence[int]) -> bool:
+        """Whether a seat has top_k, top_p or min_p to apply."""
+        return bool((self._mirror[list(seats), tables.FLAGS] & tables.CUT).any())
 
     def open(self, openings: Sequence[SeatOpening]) -> None:
         """Reset seats for sequences, new or back after a preemption."""
