@@ -43,6 +43,8 @@ class ModelOptions:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     context_tokens: int = 0
+    #: "auto": the folder's checkpoint; "dummy": random numbers, for benchmarks
+    load_format: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     context_tokens = _within("context_tokens", options.context_tokens, base.context_tokens)
     page_size = _page_size(options.page_size, base, dtype_name)
     layout = adapter_layout(base, page_size, dtype_name)
-    weights = load_weights(model_dir, base, dtype, device)
+    weights = load_weights(model_dir, base, dtype, device, options.load_format)
     arena_bytes = options.arena_bytes or _arena_bytes(device, options.gpu_memory_utilization)
     arena = Arena(base, page_size, dtype_name, arena_bytes, device)
     rows = SiteTableRows(arena.bytes, layout, options.max_slots, options.max_lora_rank)
