@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_svc.compose import SLOTS_A_PLACE, MonotonicClock
 from engine_svc.core.engine import EngineCore
 from engine_svc.core.ports import WeightsSource
 from engine_svc.model.build import LoadedModel
@@ -21,6 +20,16 @@ from engine_svc.types import (
     SamplingParams,
     ServiceClass,
 )
+
+#: as engine_svc.compose has it, which would import the whole frontend
+SLOTS_A_PLACE = 4
+
+
+class MonotonicClock:
+    """engine_svc.core.ports.Clock of this machine."""
+
+    def now(self) -> float:
+        return time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)

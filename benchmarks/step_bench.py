@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import step_checks
+from benchmarks.core_drive import SLOTS_A_PLACE
 from benchmarks.made_models import SHAPES, write_model_folder
 from benchmarks.step_adapters import AdapterRegion, PackedAdapter
 from benchmarks.step_cases import Case, Size
 from benchmarks.step_driver import Decoded, StepDriver
 from benchmarks.step_floor import StepFloor
-from engine_svc.compose import SLOTS_A_PLACE
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
 
 

@@ -27,7 +27,9 @@ class Staging:
             for _ in range(num_buffers)
         ]
         #: of each buffer: when the device has read it
-        self._read = [torch.cuda.Event() for _ in range(num_buffers)] if on_gpu else []
+        self._read: list[torch.cuda.Event] = []
+        if on_gpu:
+            self._read = [torch.cuda.Event() for _ in range(num_buffers)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -83,7 +83,7 @@ def load_weights(
         rows = [shapes[name][0] for name in names]
         shape = (sum(rows), *shapes[names[0]][1:])
         out = torch.empty(shape, dtype=kept_dtype, device=device)
-        for name, part in zip(names, out.split(rows), strict=True):
+        for name, part in zip(names, torch.split(out, rows), strict=True):
             source.read(name, part)
         numbers += out.numel()
         return out

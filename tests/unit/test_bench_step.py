@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import step, step_checks
+from benchmarks import core_drive, step, step_checks
 from benchmarks.goals import goals_of
 from benchmarks.made_models import CONFIG_TINY, SHAPES, write_model_folder
 from benchmarks.random_files import RandomNumbers, write_safetensors
@@ -18,6 +18,7 @@ from benchmarks.shapes import BASE_8B
 from benchmarks.step_adapters import AdapterRegion
 from benchmarks.step_cases import FULL, MIXED, Case, even, fragmented
 from benchmarks.step_floor import StepFloor
+from engine_svc import compose
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.layout import adapter_layout
 from engine_svc.packed import check_packed, decode_header
@@ -121,6 +122,10 @@ def test_made_tokenizer_has_a_text_for_every_token(tmp_path: Path, shape: str) -
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(vocab) == parse_config(dict(SHAPES[shape])).vocab_size
     assert text.context_tokens == SHAPES[shape]["max_position_embeddings"]
+
+
+def test_slots_a_place_are_the_engine_s() -> None:
+    assert core_drive.SLOTS_A_PLACE == compose.SLOTS_A_PLACE
 
 
 def test_case_titles_name_ranks_only_where_they_are_not_16() -> None:
