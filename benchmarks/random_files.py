@@ -3,6 +3,7 @@ another place for each span, written by several threads."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
@@ -30,16 +31,28 @@ class Span:
 
 
 class RandomNumbers:
-    """Normal numbers of one deviation; bf16 is cut off instead of rounded."""
+    """One block of numbers, and how safetensors calls their type."""
 
-    def __init__(self, dtype: str, deviation: float) -> None:
-        self.item_bytes, self.safetensors_dtype = _DTYPES[dtype]
+    def __init__(self, item_bytes: int, safetensors_dtype: str, block: bytes) -> None:
+        self.item_bytes, self.safetensors_dtype, self._block = item_bytes, safetensors_dtype, block
+
+    @classmethod
+    def normal(cls, dtype: str, deviation: float) -> RandomNumbers:
+        """Normal numbers of one deviation; bf16 is cut off instead of rounded."""
         wide = np.random.default_rng(0).standard_normal(_BLOCK_NUMBERS, np.float32)
         wide *= np.float32(deviation)
         if dtype == "bfloat16":
-            self._block = (wide.view(np.uint32) >> 16).astype("<u2").tobytes()
+            block = (wide.view(np.uint32) >> 16).astype("<u2").tobytes()
         else:
-            self._block = wide.astype(dtype).tobytes()
+            block = wide.astype(dtype).tobytes()
+        return cls(*_DTYPES[dtype], block)
+
+    @classmethod
+    def reproducible(cls, seed: int) -> RandomNumbers:
+        """bf16 numbers of ± 1/128 … 1/64, the same bits on every machine for ever."""
+        bits = hashlib.shake_128(str(seed).encode()).digest(2 * _BLOCK_NUMBERS)
+        drawn = np.frombuffer(bits, "<u2")
+        return cls(*_DTYPES["bfloat16"], ((drawn & 0x807F) | 0x3C00).astype("<u2").tobytes())
 
     def write(self, path: Path, spans: Iterable[Span]) -> None:
         """Fill spans of an existing file."""

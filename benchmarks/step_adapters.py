@@ -50,7 +50,7 @@ class AdapterRegion:
         self._end = _ALIGN
         # s·B·A·x has deviation 2 · d² · √(16 · hidden_size) for numbers of deviation d
         deviation = (_EFFECT / (8 * base.hidden_size**0.5)) ** 0.5
-        self._numbers = RandomNumbers(layout.dtype, deviation)
+        self._numbers = RandomNumbers.normal(layout.dtype, deviation)
         path.write_bytes(bytes(_ALIGN))
 
     def write(self, ranks: Sequence[int]) -> tuple[PackedAdapter, ...]:

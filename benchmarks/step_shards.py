@@ -24,7 +24,7 @@ SHARDS = 4
 def write_checkpoint(folder: Path, config: Mapping[str, Any], *, tokenizer: bool = True) -> Path:
     """A model folder with random shards and their index; the files are in the page cache then."""
     write_model_folder(folder, config, tokenizer=tokenizer)
-    numbers = RandomNumbers(str(config["dtype"]), int(config["hidden_size"]) ** -0.5)
+    numbers = RandomNumbers.normal(str(config["dtype"]), int(config["hidden_size"]) ** -0.5)
     shapes = list(expected_shapes(parse_config(dict(config))).items())
     weight_map = {}
     for index in range(SHARDS):

@@ -107,7 +107,7 @@ def test_packed_adapters_of_the_8b_shape_are_whole_and_differ(tmp_path: Path) ->
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_random_safetensors_hold_normal_numbers(tmp_path: Path, dtype: str) -> None:
     shapes = {"a": (33, 5), "b": (7,)}
-    write_safetensors(tmp_path / "x.safetensors", shapes, RandomNumbers(dtype, 0.5))
+    write_safetensors(tmp_path / "x.safetensors", shapes, RandomNumbers.normal(dtype, 0.5))
     tensors = load_file(tmp_path / "x.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
     assert tensors["a"].dtype == getattr(torch, dtype)
