@@ -8,23 +8,22 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.core_drive import SLOTS_A_PLACE, CoreDriver, core_limits
-from benchmarks.step_adapters import AdapterRegion
+from benchmarks.step_adapters import AdapterRegion, MemoryFile
 from engine_svc.model.build import ModelOptions, load_model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    with tempfile.TemporaryDirectory(prefix="lpx-bench-") as scratch:
-        path = Path(scratch) / "region"
+    memory = MemoryFile()
+    try:
         model = load_model(
             options.model,
             ModelOptions(
-                host_region_path=str(path),
+                host_region_path=str(memory.path),
                 device=options.device,
                 arena_bytes=options.arena_bytes,
                 max_slots=options.max_loras * SLOTS_A_PLACE,
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 load_format="dummy",
             ),
         )
-        region = AdapterRegion(path, model.base, model.layout)
+        region = AdapterRegion(memory.path, model.base, model.layout)
         refs = [one.ref for one in region.write((options.rank,) * options.adapters)]
         limits = core_limits(
             model, options.max_loras, options.max_num_seqs, options.max_num_batched_tokens
@@ -44,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         core.run(asked, options.prompt, options.output)
         runs = [core.run(asked, options.prompt, options.output) for _ in range(options.rounds)]
         model.slot_writer.close()
+    finally:
+        memory.close()
     steps = [one for run in runs for one in run.tpot_s]
     found = {
         "tokens_per_s": [run.tokens_per_s for run in runs],

@@ -120,7 +120,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--arena-gib", type=float, default=48.0, help="default 48")
     parser.add_argument("--context-tokens", type=int, default=2048, help="default 2048")
     parser.add_argument("--results", type=Path, help="folder for the rows")
-    parser.add_argument("--scratch", type=Path, help="folder for 10 GB of adapters; default: /tmp")
+    parser.add_argument("--scratch", type=Path, help="folder for the shards; default: /tmp")
     options = parser.parse_args(argv)
     options.only = tuple(options.only or STEPS)
     return options

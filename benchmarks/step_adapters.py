@@ -7,6 +7,7 @@ distinct contents without drawing 42 million numbers for each.
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,8 +40,23 @@ class PackedAdapter:
     used_bytes: int
 
 
+class MemoryFile:
+    """A file in memory, as the engine's host region is one: a GPU can page-lock it."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("bench-region")
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+
+    def close(self) -> None:
+        """The memory goes with its last mapping."""
+        os.close(self._descriptor)
+
+
 class AdapterRegion:
-    """Writes adapters to `path` as the loader would; implements the core's WeightsSource."""
+    """Writes adapters to `path` as the loader would; implements the core's WeightsSource.
+
+    All are written before the first is loaded: the slot writer maps the file once.
+    """
 
     def __init__(self, path: Path, base: BaseModelSpec, layout: AdapterLayout) -> None:
         self._path, self._layout = path, layout
