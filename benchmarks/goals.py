@@ -23,6 +23,16 @@ class Goal:
         return f"{sign} {self.value:g} {self.unit}"
 
 
+STEP_TPOT_MS = (
+    ("1, base", 4.7), ("1, 1 adapter", 4.9),
+    ("8, base", 4.9), ("8, 8 adapters", 5.3),
+    ("64, base", 6.6), ("64, 1 adapter", 7.0), ("64, 8 adapters", 7.1),
+    ("64, 32 adapters", 7.7), ("64, 64 adapters", 8.4),
+    ("128, base", 8.4), ("128, 32 adapters", 9.8), ("128, 64 adapters", 10.5),
+    ("256, base", 12.5), ("256, 8 adapters", 13.9), ("256, 32 adapters", 14.6),
+    ("256, 64 adapters", 15.6),
+)  # fmt: skip
+
 GOALS = (
     Goal("cpu", "throughput / transformers + PEFT", "higher", 1.0, "×"),
     Goal("cpu", "TPOT of three adapters / base", "lower", 1.3, "×"),
@@ -45,6 +55,21 @@ GOALS = (
         for peer in ("baseline", "baseline with own copies")
     ),
     Goal("fairness", "planning, 256 sequences, 10,000 flows", "lower", 200.0, "µs"),
+    *(Goal("step", f"TPOT, batch {case}", "lower", most, "ms") for case, most in STEP_TPOT_MS),
+    Goal("step", "tax of 32 tokens as 20+8+4, rank 16", "lower", 1.05, "×"),
+    Goal("step", "tax of 32 tokens as 20+8+4, ranks 8/16/64", "lower", 1.05, "×"),
+    Goal("step", "tax of 32 tokens as 32 × 1, rank 16, beyond its bytes", "lower", 0.1, "×"),
+    Goal("step", "tax of 32 tokens as 32 × 1, ranks 8/16/64, beyond its bytes", "lower", 0.1, "×"),
+    *(
+        Goal("step", f"prefill throughput, {adapters} / base", "higher", 0.9, "×")
+        for adapters in ("1 adapter", "8 adapters", "64 adapters")
+    ),
+    Goal("step", "256 places / 8", "lower", 1.02, "×"),
+    Goal("step", "16 GB of shards to the device", "lower", 6.0, "s"),
+    Goal("serve", "start to SERVING", "lower", 25.0, "s"),
+    Goal("serve", "gRPC / in-process", "higher", 0.95, "×"),
+    Goal("serve", "1000 adapters at 40/s: finished / peer", "higher", 2.0, "×"),
+    Goal("serve", "1000 adapters at 40/s: started, worst decile", "higher", 1.0, ""),
     Goal("registry", "verification of a 100 MB adapter", "lower", 2.0, "s"),
     Goal("registry", "memory of the verification / its size", "lower", 2.0, "×"),
     Goal("memory", "parse and pack, bf16, rank 8", "higher", 1.0, "GB/s"),

@@ -73,6 +73,7 @@ def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedMode
             max_num_batched_tokens=settings.max_num_batched_tokens,
             context_tokens=settings.max_model_len,
             enforce_eager=settings.enforce_eager,
+            load_format=settings.load_format,
         ),
     )
 
@@ -191,7 +192,10 @@ def open_local_engine(
     """
     folder = find_base_folder(settings.model)
     aliases = (settings.model, *base_model_aliases)
-    facts, _, _ = read_base_folder(folder, settings.base_model_name, aliases)
+    is_dummy = settings.load_format == "dummy"
+    facts, _, _ = read_base_folder(
+        folder, settings.base_model_name, aliases, dummy_weights=is_dummy
+    )
     text = ModelText.load(folder, settings.max_model_len)
     region = HostRegion.create(scratch / "host_region", settings.host_cache_bytes)
     model = load_engine_model(settings, region.path)

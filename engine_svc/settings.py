@@ -86,6 +86,11 @@ class EngineSettings:
         "auto", "compute type; auto: float32 on a CPU, bfloat16 on a GPU",
         choices=("auto", "float32", "bfloat16", "float16"),
     )  # fmt: skip
+    load_format: str = _setting(
+        "auto", "auto: the folder's safetensors; dummy: random weights of config.json's shapes, for"
+        " benchmarks (the registry must have the model added with --dummy-weights)",
+        choices=("auto", "dummy"),
+    )  # fmt: skip
     device: str = _setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     enforce_eager: bool = _setting(
         False,

@@ -54,10 +54,17 @@ def find_base_folder(path_or_hub_id: str) -> Path:
 
 
 def read_base_folder(
-    path: Path, name: str, aliases: tuple[str, ...] = (), digest_cache: Path | None = None
+    path: Path,
+    name: str,
+    aliases: tuple[str, ...] = (),
+    digest_cache: Path | None = None,
+    *,
+    dummy_weights: bool = False,
 ) -> tuple[BaseModelFacts, str, str]:
     """What adapters are held against, the canonical config.json, and the weights digest.
 
+    Args: dummy_weights, for benchmarks: no weight file is looked for, and the digest is that of
+    `dummy_weights_digest`.
     Raises: BaseModelUnsupported: no config.json or tokenizer.json, pickle-only weights, an index
     that names missing files, or a model that this build cannot serve.
     """
@@ -82,6 +89,8 @@ def read_base_folder(
         eos_token_ids=eos,
     )
     config_json = canonical_json(json.loads(config_text)).decode("utf-8")
+    if dummy_weights:
+        return facts, config_json, dummy_weights_digest(config_json)
     return facts, config_json, weights_digest(path, digest_cache)
 
 
@@ -154,6 +163,13 @@ def weights_digest(path: Path, cache: Path | None = None) -> str:
     if cache is not None and not fresh.items() <= known.items():
         _store_cache(cache, {**known, **fresh})
     return "sha256:" + hashlib.sha256(canonical_json(entries)).hexdigest()
+
+
+def dummy_weights_digest(config_json: str) -> str:
+    """`sha256:…` that stands for random weights of a config: never that of any checkpoint, so that
+    an engine with them serves only a base model that was registered as such."""
+    entry = {"load_format": "dummy", "config": json.loads(config_json)}
+    return "sha256:" + hashlib.sha256(canonical_json(entry)).hexdigest()
 
 
 def _hub_cache() -> Path:

@@ -60,7 +60,8 @@ class RegistryWatch:
     """Start it once; `on_update` and `on_status` are called from its thread, in order.
 
     `base_model` is the name or alias under which the registry knows the engine's base model;
-    `weights_digest` is that of the checkpoint in use.
+    `weights_digest` is that of the checkpoint in use; `weights_note` is said behind it where the
+    registry has another.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RegistryWatch:
         weights_digest: str,
         *,
         engine_id: str = "",
+        weights_note: str = "",
         on_update: Callable[[NameMapUpdate], None],
         on_status: Callable[[RegistryStatus], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -78,6 +80,7 @@ class RegistryWatch:
     ) -> None:
         self._address, self._base_model = address, base_model
         self._weights_digest, self._engine_id = weights_digest, engine_id
+        self._weights_note = weights_note
         self._on_update, self._on_status = on_update, on_status
         self._clock, self._first_pause_s = clock, first_pause_s
         self._silence_limit_s = silence_limit_s
@@ -196,8 +199,8 @@ class RegistryWatch:
         if base.weights_digest != self._weights_digest:
             raise FailedPrecondition(
                 f"base model {base.name!r}: the registry has weights {base.weights_digest}, this "
-                f"engine's checkpoint is {self._weights_digest}; serve the registered checkpoint, "
-                "or register this one under another name",
+                f"engine's checkpoint is {self._weights_digest}{self._weights_note}; serve the "
+                "registered checkpoint, or register this one under another name",
                 reason="BASE_MODEL_MISMATCH",
                 metadata={
                     "field": "base_model", "value": self._weights_digest,

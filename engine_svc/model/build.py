@@ -49,6 +49,8 @@ class ModelOptions:
     enforce_eager: bool = False
     #: take the GPU's way through a step on a CPU too: slow, for tests
     static_buffers: bool = False
+    #: "auto": the folder's checkpoint; "dummy": random numbers, for benchmarks
+    load_format: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     context_tokens = _within("context_tokens", options.context_tokens, base.context_tokens)
     page_size = _page_size(options.page_size, base, dtype_name)
     layout = adapter_layout(base, page_size, dtype_name)
-    weights = load_weights(model_dir, base, dtype, device)
+    weights = load_weights(model_dir, base, dtype, device, options.load_format)
     static = options.static_buffers or device.type == "cuda"
     workspace = (
         GpuWorkspace(base, layout, weights, _gpu_limits(options, context_tokens), dtype, device)

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_svc.layout import SITES
+from engine_svc.model.staging import Staging
 from loraplex.base_model import BaseModelSpec, module_path
 from loraplex.status import BaseModelUnsupported
 
@@ -20,6 +21,7 @@ _SINGLE = "model.safetensors"
 #: buffers that old checkpoints carry and the config determines
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
 _NAMES_SHOWN = 5
+_HOST = torch.device("cpu")
 
 
 def expected_shapes(base: BaseModelSpec) -> dict[str, tuple[int, ...]]:
@@ -55,13 +57,14 @@ def expected_shapes(base: BaseModelSpec) -> dict[str, tuple[int, ...]]:
 
 class Checkpoint:
     """The tensors of `folder`, checked against the config: none missing, none unknown, shapes
-    right.
+    right. Implements `weights.WeightSource` for one device.
 
     Raises: BaseModelUnsupported naming the tensors or files.
     """
 
-    def __init__(self, folder: Path, base: BaseModelSpec) -> None:
+    def __init__(self, folder: Path, base: BaseModelSpec, device: torch.device = _HOST) -> None:
         self._folder = folder
+        self._staging = Staging(device) if device.type == "cuda" else None
         self._files: dict[str, Any] = {}
         self._file_of = self._locate()
         expected = expected_shapes(base)
@@ -82,6 +85,21 @@ class Checkpoint:
         allows."""
         tensor: torch.Tensor = self._file(self._file_of[name]).get_tensor(name)
         return tensor
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.tensor(name).dtype
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        """Fill `out`, in place, with a tensor; another dtype is cast, on the device."""
+        tensor = self.tensor(name)
+        if self._staging is None:
+            out.copy_(tensor)
+        elif tensor.dtype == out.dtype:
+            self._staging.copy(tensor, out)
+        else:
+            stored = torch.empty_like(out, dtype=tensor.dtype)
+            self._staging.copy(tensor, stored)
+            out.copy_(stored)
 
     def file_of(self, name: str) -> str:
         """The name of the file that holds a tensor."""

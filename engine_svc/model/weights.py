@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from engine_svc.layout import SITES
-from engine_svc.model.checkpoint import Checkpoint
+from engine_svc.model.checkpoint import Checkpoint, expected_shapes
+from engine_svc.model.dummy import DummyWeights
 from engine_svc.model.linear import Linear
 from loraplex.base_model import BaseModelSpec, module_path
+
+#: load formats: the folder's checkpoint, or random numbers of the config's shapes
+AUTO, DUMMY = "auto", "dummy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +48,53 @@ class ModelWeights:
     num_bytes: int
 
 
+class WeightSource(Protocol):
+    """Tensors by their names in a checkpoint."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """In which the source keeps the tensor."""
+        ...
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        """Fill `out` in place: the tensor's shape, contiguous, any dtype, the engine's device."""
+        ...
+
+
 def load_weights(
-    folder: Path, base: BaseModelSpec, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    base: BaseModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str = AUTO,
 ) -> ModelWeights:
-    """Read a checkpoint. Raises: BaseModelUnsupported, see Checkpoint."""
-    checkpoint = Checkpoint(folder, base)
+    """Read a checkpoint, straight into where its numbers stay, or make up one.
+
+    Args: load_format, AUTO or DUMMY; DUMMY opens no file.
+    Raises: BaseModelUnsupported, see Checkpoint.
+    """
+    source: WeightSource
+    source = DummyWeights(dtype) if load_format == DUMMY else Checkpoint(folder, base, device)
+    shapes = expected_shapes(base)
     numbers = 0
 
-    def tensor(name: str, *, kept: bool = False) -> torch.Tensor:
-        """`kept` as it is, so it must be a copy: a view would hold the mapped file."""
+    def stacked(names: list[str], kept_dtype: torch.dtype = dtype) -> torch.Tensor:
+        """The named tensors below each other, each read into its rows."""
         nonlocal numbers
-        loaded = checkpoint.tensor(name).to(device=device, dtype=dtype, copy=kept)
-        numbers += loaded.numel()
-        return loaded
+        rows = [shapes[name][0] for name in names]
+        shape = (sum(rows), *shapes[names[0]][1:])
+        out = torch.empty(shape, dtype=kept_dtype, device=device)
+        for name, part in zip(names, torch.split(out, rows), strict=True):
+            source.read(name, part)
+        numbers += out.numel()
+        return out
 
     def norm(name: str) -> torch.Tensor:
-        return tensor(name, kept=True)
+        return stacked([name])
 
     def fused(layer: int, site: str, has_bias: bool) -> Linear:
         paths = [module_path(layer, name) for name in base.stored_modules(SITES[site])]
-        weight = torch.cat([tensor(f"{path}.weight") for path in paths])
-        bias = torch.cat([tensor(f"{path}.bias") for path in paths]) if has_bias else None
-        return Linear(weight, bias)
+        weight = stacked([f"{path}.weight" for path in paths])
+        return Linear(weight, stacked([f"{path}.bias" for path in paths]) if has_bias else None)
 
     def layer_weights(layer: int) -> LayerWeights:
         prefix = f"model.layers.{layer}"
@@ -81,8 +111,8 @@ def load_weights(
 
     layers = tuple(layer_weights(layer) for layer in range(base.num_layers))
     final_norm = norm("model.norm.weight")
-    head_name = "model.embed_tokens.weight" if base.tied_embeddings else "lm_head.weight"
-    head = Linear(tensor(head_name, kept=True))
-    embedding = checkpoint.tensor("model.embed_tokens.weight").to(device, copy=True)
-    num_bytes = numbers * dtype.itemsize + embedding.numel() * embedding.dtype.itemsize
-    return ModelWeights(embedding, layers, final_norm, head, num_bytes)
+    embedding_name = "model.embed_tokens.weight"
+    head = Linear(stacked([embedding_name if base.tied_embeddings else "lm_head.weight"]))
+    num_bytes = numbers * dtype.itemsize
+    embedding = stacked([embedding_name], source.dtype(embedding_name))
+    return ModelWeights(embedding, layers, final_norm, head, num_bytes + embedding.nbytes)

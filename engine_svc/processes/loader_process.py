@@ -58,6 +58,7 @@ class _LoaderProcess:
             find_base_folder(settings.model),
             settings.base_model_name,
             digest_cache=cache_dir / "base_digests.json",
+            dummy_weights=settings.load_format == "dummy",
         )
         self._store = open_blob_store(settings.blob_store_url, settings.s3_endpoint_url or None)
         self._feed = NamesFeed(
@@ -80,6 +81,7 @@ class _LoaderProcess:
             settings.base_model_name,
             weights_digest,
             engine_id=boot.engine_id,
+            weights_note=_weights_note(settings.load_format),
             on_update=self._names_changed,
             on_status=self._registry_changed,
         )
@@ -205,6 +207,10 @@ class _LoaderProcess:
                         )  # fmt: skip
                     if self._core is not None:
                         self._core.put(answer)
+
+
+def _weights_note(load_format: str) -> str:
+    return " (random weights: --load-format dummy)" if load_format == "dummy" else ""
 
 
 def _writable(folder: Path) -> Path:

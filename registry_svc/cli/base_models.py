@@ -23,7 +23,9 @@ from registry_svc.names import check_name
 def add(args: argparse.Namespace) -> None:
     check_name("NAME", args.name)
     folder = find_base_folder(args.source)
-    facts, config_json, weights_digest = read_base_folder(folder, args.name, tuple(args.alias))
+    facts, config_json, weights_digest = read_base_folder(
+        folder, args.name, tuple(args.alias), dummy_weights=args.dummy_weights
+    )
     model = pb.BaseModel(
         name=args.name,
         weights_digest=weights_digest,

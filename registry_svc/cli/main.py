@@ -154,6 +154,11 @@ def _add_base_model_commands(commands: Any) -> None:
     add.add_argument("name", help="what adapters, engines and clients will call it")
     add.add_argument("--from", dest="source", required=True, help="its Hugging Face folder")
     add.add_argument("--alias", action="append", default=[], help="hub id or path that means it")
+    add.add_argument(
+        "--dummy-weights", action="store_true",
+        help="random weights of its config.json, for benchmarks: only engines with "
+        "--load-format dummy serve it",
+    )  # fmt: skip
     _command(inner, "list", base_models.list_models, "list base models")
     show = _command(inner, "show", base_models.show, "show a base model")
     show.add_argument("name", help="its name or alias")

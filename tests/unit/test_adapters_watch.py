@@ -263,12 +263,14 @@ def test_other_weights_than_registered_are_fatal():
     registry = FakeRegistry()
     with (
         served(registry) as address,
-        watching(address, digest="sha256:" + "0" * 64) as (_, _names, updates, statuses),
+        watching(address, digest="sha256:" + "0" * 64, weights_note=" (a note)") as watched,
     ):
+        _, _, updates, statuses = watched
         status = statuses.get(timeout=WAIT_S)
         assert status.fatal
         assert status.problem.reason == "BASE_MODEL_MISMATCH"
         assert DIGEST in status.problem.message
+        assert f"{'0' * 64} (a note);" in status.problem.message
         assert updates.empty()
 
 

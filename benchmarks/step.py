@@ -1,0 +1,130 @@
+"""`make bench-step`: whole steps of the model, with and without adapters.
+
+    tpot          decode, batches × adapters, behind prompts that are computed already
+    fragments     the same tokens on one, on three and on as many adapters
+    prefill       prompts with adapters against prompts without
+    core          the same load as requests: planning, admission, commit
+    places        one adapter, few places against many
+    shards        a checkpoint from the page cache to the device (16 GB of scratch; asked for)
+
+Weights and adapters are random. Steps are driven through the Runner with hand-made plans, one
+ahead; adapters are copied by the slot writer. Floor: bytes that a step must read over the bandwidth
+of a copy in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness import RESULTS, ROOT, Recorder, cpu_name
+from benchmarks.made_models import SHAPES
+from benchmarks.step_bench import open_bench
+from benchmarks.step_cases import FULL, RANK_16, TINY, Size
+from benchmarks.step_floor import device_name, release
+from benchmarks.step_measures import (
+    measure_core,
+    measure_fragments,
+    measure_places,
+    measure_prefill,
+    measure_tpot,
+    record_places,
+)
+from benchmarks.step_shards import measure_shards
+
+PARTIAL = ROOT / ".loraplex" / "benchmarks"
+TPOT, FRAGMENTS, PREFILL, CORE, PLACES = STEPS = ("tpot", "fragments", "prefill", "core", "places")
+SHARDS = "shards"
+PARTS = (*STEPS, SHARDS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _options(argv)
+    size = FULL if options.shape == "8b" else TINY
+    rounds = 1 if options.quick else size.rounds
+    is_partial = options.quick or {*options.only} != {*PARTS} or options.shape != "8b"
+    name = device_name(options.device, cpu_name())
+    results = options.results or (PARTIAL if is_partial else RESULTS)
+    # goals are of the 8B shape
+    recorder = Recorder("step" if options.shape == "8b" else "step-tiny", name, results)
+    with tempfile.TemporaryDirectory(prefix="lpx-bench-", dir=options.scratch) as scratch:
+        folder = Path(scratch)
+        if SHARDS in options.only:
+            measure_shards(recorder, folder, SHAPES[options.shape], options.device, rounds)
+        failures: list[str] = []
+        if {*STEPS} & {*options.only}:
+            failures, many = _many_places(recorder, folder, options, size, rounds)
+            _free(options.device)
+        if PLACES in options.only:
+            more, few = _few_places(recorder, folder, options, size, rounds)
+            record_places(recorder, size, few, many)
+            failures += more
+    for failure in failures:
+        print(f"FAIL {failure}", flush=True)
+    return max(recorder.finish(), int(bool(failures)))
+
+
+def _many_places(
+    recorder: Recorder, scratch: Path, options: argparse.Namespace, size: Size, rounds: int
+) -> tuple[list[str], list[float]]:
+    """All parts on one engine with all adapters. Returns: failures, TPOT for `places`."""
+    bench = open_bench(scratch, options, size, size.max_loras[1], size.ranks)
+    recorder.add("model to a ready runner", [bench.load_s], "s", better="lower")
+    rate = bench.copy_bytes_per_s / 1e9
+    recorder.add("adapters, host to slots", [rate], "GB/s", better="higher")
+    recorder.add("copy bandwidth", [bench.floor.bytes_per_s / 1e9], "GB/s", better="higher")
+    with_peer = options.shape == "8b" and "h200" in device_name(options.device, "")
+    if TPOT in options.only:
+        measure_tpot(recorder, bench, rounds, with_peer)
+    if FRAGMENTS in options.only:
+        measure_fragments(recorder, bench, rounds)
+    many = measure_places(bench, rounds) if PLACES in options.only else []
+    if PREFILL in options.only:
+        measure_prefill(recorder, bench, rounds, with_peer)
+    if CORE in options.only:
+        measure_core(recorder, bench, rounds)
+    bench.close()
+    return bench.failures, many
+
+
+def _few_places(
+    recorder: Recorder, scratch: Path, options: argparse.Namespace, size: Size, rounds: int
+) -> tuple[list[str], list[float]]:
+    one = {RANK_16: size.ranks[RANK_16][:1]}
+    bench = open_bench(scratch, options, size, size.max_loras[0], one)
+    recorder.add("model to a ready runner, again", [bench.load_s], "s", better="lower")
+    few = measure_places(bench, rounds)
+    bench.close()
+    return bench.failures, few
+
+
+def _free(device: str) -> None:
+    """A model is a ring of objects: only the collector gives its memory back."""
+    gc.collect()
+    release(device)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round; rows go elsewhere")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="repeatable; default all but shards"
+    )
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b", help="tiny: a dry run")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--prefill", action="store_true", help="compute every prompt, copy none")
+    parser.add_argument("--arena-gib", type=float, default=48.0, help="default 48")
+    parser.add_argument("--context-tokens", type=int, default=2048, help="default 2048")
+    parser.add_argument("--results", type=Path, help="folder for the rows")
+    parser.add_argument("--scratch", type=Path, help="folder for the shards; default: /tmp")
+    options = parser.parse_args(argv)
+    options.only = tuple(options.only or STEPS)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

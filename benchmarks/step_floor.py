@@ -1,0 +1,75 @@
+"""The least that a decode step can take: the bytes that it must read, over the bandwidth of a copy
+measured in the same run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine_svc.layout import DTYPE_BYTES
+from engine_svc.model.build import LoadedModel
+
+_COPY_BYTES = {"cuda": 4 << 30, "cpu": 64 << 20}
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepFloor:
+    """Of one model. `bytes_per_s` counts bytes read plus bytes written."""
+
+    bytes_per_s: float
+    weights_bytes: int
+    kv_token_bytes: int
+
+    @classmethod
+    def measure(cls, model: LoadedModel) -> StepFloor:
+        base, item = model.base, DTYPE_BYTES[model.dtype]
+        # a step reads one row of the embeddings for each token
+        weights = model.weights_bytes - base.vocab_size * base.hidden_size * item
+        return cls(
+            copy_bandwidth(model.device), weights, model.layout.page_bytes // model.page_size
+        )
+
+    def num_bytes(self, contexts: Sequence[int], adapters_bytes: Iterable[int]) -> int:
+        """Args: contexts, tokens that each sequence attends to; bytes of each distinct adapter."""
+        return self.weights_bytes + sum(contexts) * self.kv_token_bytes + sum(adapters_bytes)
+
+    def seconds(self, contexts: Sequence[int], adapters_bytes: Iterable[int]) -> float:
+        return self.num_bytes(contexts, adapters_bytes) / self.bytes_per_s
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes read and written a second by a large copy within the device's memory."""
+    size = _COPY_BYTES[device]
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    rates = []
+    for _ in range(_ROUNDS):
+        synchronize(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        rates.append(2 * size / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def release(device: str) -> None:
+    """Give freed memory back to the device."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def device_name(device: str, cpu_name: str) -> str:
+    """A folder's name for the machine."""
+    if device != "cuda":
+        return cpu_name
+    return "-".join(torch.cuda.get_device_name().lower().split())

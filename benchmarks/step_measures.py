@@ -1,0 +1,139 @@
+"""The rows of `bench-step`. What is compared with each other runs alternately, round by round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from benchmarks import step_checks
+from benchmarks.core_drive import CoreDriver, core_limits
+from benchmarks.harness import Recorder
+from benchmarks.step_bench import Bench
+from benchmarks.step_cases import PEER_PREFILL_S, PEER_TPOT_MS, RANK_16, Case, Size
+from engine_svc.types import NO_SLOT
+
+
+def measure_tpot(recorder: Recorder, bench: Bench, rounds: int, with_peer: bool) -> None:
+    """TPOT of every case, after one round that warms up and is held against what answers must be
+    like."""
+    cases = bench.size.cases
+    streams = {case: _checked(bench, case) for case in cases}
+    base = next((stream for case, stream in streams.items() if not case.groups), None)
+    for case, by_slot in streams.items():
+        if base is not None:
+            bench.failures += step_checks.without_effect(base[NO_SLOT], case.title, by_slot)
+    samples = _rounds(bench, cases, rounds)
+    for case in cases:
+        peer = PEER_TPOT_MS.get(case.title) if with_peer else None
+        _add_tpot(recorder, bench, case, samples[case], peer)
+
+
+def measure_fragments(recorder: Recorder, bench: Bench, rounds: int) -> None:
+    """Tax: time over the case with one adapter; for one adapter a sequence less the ratio of bytes
+    that both must read."""
+    cases = bench.size.fragments
+    for case in cases:
+        _checked(bench, case)
+    samples = _rounds(bench, cases, rounds)
+    for whole, three, each in zip(cases[::3], cases[1::3], cases[2::3], strict=True):
+        for case in (whole, three, each):
+            _add_tpot(recorder, bench, case, samples[case], None)
+        for case in (three, each):
+            taxes = [a / b for a, b in zip(samples[case], samples[whole], strict=True)]
+            name = case.name
+            recorder.add(f"tax of {name}", taxes, "×", better="lower")
+        ratio = bench.floor_bytes(each) / bench.floor_bytes(whole)
+        beyond = [a / b - ratio for a, b in zip(samples[each], samples[whole], strict=True)]
+        recorder.add(f"tax of {each.name}, beyond its bytes", beyond, "×", better="lower")
+
+
+def measure_prefill(recorder: Recorder, bench: Bench, rounds: int, with_peer: bool) -> None:
+    """All prompts computed in steps of the token budget; adapters go round from prompt to
+    prompt."""
+    size = bench.size
+    prompts, counts = size.prefill
+    slots = {
+        count: [bench.slots[RANK_16][i % count] if count else NO_SLOT for i in range(prompts)]
+        for count in counts
+    }
+    for count in counts:
+        bench.driver.prefill(slots[count][: prompts // 4 or 1], size.batched_tokens)
+    seconds: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(rounds):
+        for count in counts:
+            seconds[count].append(bench.driver.prefill(slots[count], size.batched_tokens))
+    for count in counts:
+        name = f"{count} adapters" if count > 1 else ("1 adapter" if count else "base")
+        peer = PEER_PREFILL_S.get(count) if with_peer else None
+        case = f"prefill of {prompts} × {size.prompt}, {name}"
+        recorder.add(case, seconds[count], "s", better="lower", peer=peer)
+        if count:
+            shares = [base / one for base, one in zip(seconds[0], seconds[count], strict=True)]
+            case = f"prefill throughput, {name} / base"
+            theirs = PEER_PREFILL_S[0] / peer if peer else None
+            recorder.add(case, shares, "×", better="higher", peer=theirs)
+
+
+def measure_core(recorder: Recorder, bench: Bench, rounds: int) -> None:
+    """The same load as requests to EngineCore; ends the use of the driver: pages and slots are the
+    core's from here."""
+    size = bench.size
+    limits = core_limits(bench.model, size.max_loras[1], size.max_num_seqs, size.batched_tokens)
+    core = CoreDriver(bench.model, limits, bench.region)
+    for case in size.core:
+        refs = [one.ref for one in bench.adapters[case.ranks]]
+        asked = [refs[slot] if slot >= 0 else None for slot in case.slots(range(len(refs)))]
+        runs = [core.run(asked, size.prompt, size.output) for _ in range(rounds + 1)][1:]
+        steps = [1e3 * one for run in runs for one in run.tpot_s]
+        plans = [1e6 * one for run in runs for one in run.plan_s]
+        name = case.title.removeprefix("TPOT, ")
+        recorder.add(f"step through the core, {name}", steps, "ms", better="lower")
+        recorder.add(f"planning, {name}", plans, "µs", better="lower")
+        rates = [run.tokens_per_s for run in runs]
+        recorder.add(f"whole run through the core, {name}", rates, "tokens/s", better="higher")
+
+
+def measure_places(bench: Bench, rounds: int) -> list[float]:
+    """TPOT in seconds of the case that both engines run, the first run left out."""
+    return [bench.decode(bench.size.places).tpot_s for _ in range(rounds + 1)][1:]
+
+
+def record_places(
+    recorder: Recorder, size: Size, few: Sequence[float], many: Sequence[float]
+) -> None:
+    low, high = size.max_loras
+    name = size.places.title
+    for count, samples in ((low, few), (high, many)):
+        in_ms = [1e3 * one for one in samples]
+        recorder.add(f"{name}, {count} places", in_ms, "ms", better="lower")
+    ratio = statistics.median(many) / statistics.median(few)
+    recorder.add(f"{high} places / {low}", [ratio], "×", better="lower")
+
+
+def _checked(bench: Bench, case: Case) -> Mapping[int, tuple[int, ...]]:
+    """One run; its answers by slot."""
+    decoded = bench.decode(case)
+    slots = case.slots(bench.slots[case.ranks])
+    share = step_checks.agreement(slots, decoded.tokens)
+    if share < 1.0:
+        print(
+            f"# {case.title}: {share:.1%} of equal sequences agree in the first token", flush=True
+        )
+    return step_checks.streams_by_slot(slots, decoded.tokens)
+
+
+def _rounds(bench: Bench, cases: Sequence[Case], rounds: int) -> dict[Case, list[float]]:
+    """Seconds a token, by case."""
+    samples: dict[Case, list[float]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for case in cases:
+            samples[case].append(bench.decode(case).tpot_s)
+    return samples
+
+
+def _add_tpot(
+    recorder: Recorder, bench: Bench, case: Case, samples: Sequence[float], peer: float | None
+) -> None:
+    floor = 1e3 * bench.floor_bytes(case) / bench.floor.bytes_per_s
+    in_ms = [1e3 * one for one in samples]
+    recorder.add(case.title, in_ms, "ms", better="lower", floor=floor, peer=peer)

@@ -1,0 +1,26 @@
+"""`bench-serve` with its own registry and engine, tiny, on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import serve
+
+
+def test_load_of_many_adapters_runs_on_a_database_that_was_filled_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database, tiny = tmp_path / "filled.sqlite", ["--shape", "tiny", "--device", "cpu"]
+    assert serve.main([*tiny, "--prepare", str(database)]) == 0
+    load = ["--rate", "15", "--seconds", "1.5", "--cut", "10", "--workers", "1"]
+    arguments = [*tiny, "--prepared", str(database), "--only", "many", *load]
+    assert serve.main([*arguments, "--results", str(tmp_path / "rows")]) == 0
+    (path,) = (tmp_path / "rows").glob("*/serve-tiny.jsonl")
+    rows = {row["case"]: row["value"] for row in map(json.loads, path.read_text().splitlines())}
+    assert rows["8 adapters at 15/s: started, worst decile"] == 1.0
+    assert rows["8 adapters at 15/s: finished"] > 1
+    assert rows["start to SERVING"] > 0
+    assert "×" not in capsys.readouterr().out.split("decile", 1)[1], "a request failed"
