@@ -18,7 +18,13 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "name", ["test_lora_kernels.py", "test_attention_kernels.py", "test_fused_kernels.py"]
+    "name",
+    [
+        "test_lora_kernels.py",
+        "test_attention_kernels.py",
+        "test_fused_kernels.py",
+        "test_step_start_kernels.py",
+    ],
 )
 def test_kernels_equal_their_references_in_the_interpreter(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name)]
