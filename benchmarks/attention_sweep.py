@@ -27,24 +27,19 @@ LAYERS = {"decode": 16, "prefill": 2}
 COMPILING = 0.45
 #: (block_n, num_warps, num_stages)
 DECODE_KERNELS = (
-    (64, 4, 3), (64, 4, 5), (64, 4, 2), (128, 8, 3), (32, 4, 5), (32, 2, 5), (64, 8, 5),
-    (64, 2, 3), (128, 4, 3), (64, 4, 7), (32, 4, 7), (32, 2, 3), (128, 8, 5), (32, 4, 3),
-    (64, 2, 5), (64, 8, 3),
+    (64, 4, 3), (64, 4, 2), (64, 4, 4), (128, 8, 2), (32, 4, 4), (32, 2, 4), (64, 8, 3),
+    (128, 4, 2), (64, 2, 2), (32, 4, 3), (32, 2, 3), (64, 8, 2), (64, 2, 3), (128, 8, 3),
+    (128, 4, 3), (32, 4, 6),
 )  # fmt: skip
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 MIN_CHUNKS = (32, 64, 128, 256, 1024, 4096)
-PREFILL_KERNELS = (
-    PrefillTuning(128, 64, 8, 3),
-    PrefillTuning(64, 64, 4, 3),
-    PrefillTuning(128, 128, 8, 3),
-    PrefillTuning(128, 64, 8, 5),
-    PrefillTuning(64, 64, 4, 5),
-    PrefillTuning(64, 128, 4, 3),
-    PrefillTuning(128, 64, 4, 3),
-    PrefillTuning(128, 32, 8, 5),
-    PrefillTuning(64, 32, 4, 5),
-    PrefillTuning(128, 64, 8, 2),
-)
+PREFILL_KERNELS = tuple(
+    PrefillTuning(*candidate)
+    for candidate in (
+        (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 2), (128, 64, 8, 4),
+        (64, 32, 4, 4), (64, 128, 4, 2), (128, 64, 4, 3), (128, 128, 8, 2), (128, 32, 8, 4),
+    )
+)  # fmt: skip
 
 
 def sweep(

@@ -43,16 +43,17 @@ def add_blocks(  # type: ignore[no-untyped-def]
     PLANE: tl.constexpr = PAGE_SIZE * POSITION
     real_dims = dims < DIM
     scale = 1.4426950408889634 / DIM**0.5
+    columns = tl.arange(0, BLOCK_N)
+    page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
     for n in range(first, end, BLOCK_N):
-        position = n + tl.arange(0, BLOCK_N)
+        position = n + columns
+        mask = real_dims[None, :]
         if MASKED:
-            live = position < end
-            page = tl.load(table + position // PAGE_SIZE, mask=live, other=0).to(tl.int64)
-            mask = live[:, None] & real_dims[None, :]
-        else:
-            page = tl.load(table + position // PAGE_SIZE).to(tl.int64)
-            mask = real_dims[None, :]
-        offset = page * (LAYERS * 2 * PLANE) + (position % PAGE_SIZE) * POSITION
+            mask = (position < end)[:, None] & real_dims[None, :]
+        offset = page.to(tl.int64) * (LAYERS * 2 * PLANE) + (position % PAGE_SIZE) * POSITION
+        # an iteration ahead, so that no load of keys waits for it
+        later = position + BLOCK_N
+        page = tl.load(table + later // PAGE_SIZE, mask=later < end, other=0)
         here = keys + offset[:, None] + dims[None, :]
         k = tl.load(here, mask=mask, other=0.0)
         v = tl.load(here + PLANE, mask=mask, other=0.0)
@@ -163,6 +164,7 @@ def prefill_attention_triton(
         return out
     check_shapes(q, pages, num_kv_heads, out)
     tuning = tuning or prefill_tuning(dim, q.element_size())
+    _, layers, _, page_size, _, _ = pages.shape
     launch: Any = prefill_kernel[(num_kv_heads, tiles.shape[0])]
     launch(
         q,
@@ -173,18 +175,36 @@ def prefill_attention_triton(
         out,
         layer,
         page_table.stride(0),
-        LAYERS=pages.shape[1],
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        DIM=dim,
-        PAGE_SIZE=pages.shape[3],
-        DIM_BLOCK=triton.next_power_of_2(dim),
-        QUERIES=tuning.queries,
-        BLOCK_N=tuning.block_n,
-        WINDOW=window,
-        PRECISION="ieee" if INTERPRETED or q.element_size() < 4 else "tf32x3",
+        **prefill_constants(
+            layers, num_heads, num_kv_heads, dim, page_size, window, q.element_size(), tuning
+        ),
         CAST=INTERPRETED and q.dtype == torch.bfloat16,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
     return out
+
+
+def prefill_constants(
+    layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    page_size: int,
+    window: int,
+    item_bytes: int,
+    tuning: PrefillTuning,
+) -> dict[str, Any]:
+    """What prefill_kernel is compiled for, CAST apart."""
+    return {
+        "LAYERS": layers,
+        "HEADS": num_heads,
+        "KV_HEADS": num_kv_heads,
+        "DIM": dim,
+        "PAGE_SIZE": page_size,
+        "DIM_BLOCK": triton.next_power_of_2(dim),
+        "QUERIES": tuning.queries,
+        "BLOCK_N": tuning.block_n,
+        "WINDOW": window,
+        "PRECISION": "tf32x3" if item_bytes == 4 and not INTERPRETED else "ieee",
+    }
