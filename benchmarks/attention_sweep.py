@@ -18,6 +18,7 @@ from benchmarks.replays import measure
 from kernels.attention_tuning import DecodeTuning, PrefillTuning, decode_tuning
 from kernels.decode_attention import DecodeScratch
 from kernels.decode_attention_triton import decode_attention_triton
+from kernels.prefill_attention import tile_rows
 from kernels.prefill_attention_triton import prefill_attention_triton
 
 SHOWN = 6
@@ -165,7 +166,7 @@ def _one_layer(batch: Batch, tuning: DecodeTuning | PrefillTuning) -> Callable[[
             torch.zeros(len(batch.runs) * shape.kv_heads, dtype=torch.int32, device=device),
         )
         return lambda layer: _decode(batch, tuning, scratch, layer)
-    tiles, number = batch.tiles(tuning.queries // (shape.heads // shape.kv_heads))
+    tiles, number = batch.tiles(tile_rows(shape.heads, shape.kv_heads))
     return lambda layer: _prefill(batch, tuning, tiles, number, layer)
 
 

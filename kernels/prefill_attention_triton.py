@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention_reference import check_shapes
-from kernels.attention_tuning import PrefillTuning, prefill_tuning
+from kernels.attention_tuning import TILE_QUERIES, PrefillTuning, prefill_tuning
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -101,19 +101,24 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """Program (kv_head, tile): QUERIES pairs (row, head) of a sequence, a row's heads together."""
+    """Program (kv_head, part, tile): QUERIES of the tile's pairs (row, head), a row's heads
+    together."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     POSITION: tl.constexpr = KV_HEADS * DIM
     PLANE: tl.constexpr = PAGE_SIZE * POSITION
-    kv_head, tile = tl.program_id(0), tl.program_id(1)
+    kv_head, part, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if tile >= tl.load(num_tiles):
         return
     first_row = tl.load(tiles + 4 * tile).to(tl.int64)
     num_rows = tl.load(tiles + 4 * tile + 1)
     seat = tl.load(tiles + 4 * tile + 2).to(tl.int64)
     start = tl.load(tiles + 4 * tile + 3)
-    query = tl.arange(0, QUERIES)
+    skipped = part * QUERIES // GROUP
+    if skipped >= num_rows:
+        return
+    query = part * QUERIES + tl.arange(0, QUERIES)
     row = query // GROUP
+    end = start + tl.minimum(num_rows, (part * QUERIES + QUERIES - 1) // GROUP + 1)
     dims = tl.arange(0, DIM_BLOCK)
     numbers = (first_row + row)[:, None] * (HEADS * DIM) + (
         (kv_head * GROUP + query % GROUP)[:, None] * DIM + dims[None, :]
@@ -129,16 +134,16 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([QUERIES], tl.float32)
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     if WINDOW > 0:
-        edge = tl.maximum(start - WINDOW + 1, 0)
+        edge = tl.maximum(start + skipped - WINDOW + 1, 0)
     else:
-        edge = (start + 1) // BLOCK_N * BLOCK_N
+        edge = (start + skipped + 1) // BLOCK_N * BLOCK_N
         values, total, top = add_blocks(
             values, total, top, q_tile, keys, table, own, 0, edge, dims, LAYERS, KV_HEADS, DIM,
             PAGE_SIZE, BLOCK_N, WINDOW, False, PRECISION, CAST,
         )  # fmt: skip
     values, total, top = add_blocks(
-        values, total, top, q_tile, keys, table, own, edge, start + num_rows, dims, LAYERS,
-        KV_HEADS, DIM, PAGE_SIZE, BLOCK_N, WINDOW, True, PRECISION, CAST,
+        values, total, top, q_tile, keys, table, own, edge, end, dims, LAYERS, KV_HEADS,
+        DIM, PAGE_SIZE, BLOCK_N, WINDOW, True, PRECISION, CAST,
     )  # fmt: skip
     result = values / total[:, None]
     tl.store(out + numbers, result.to(out.dtype.element_ty), mask=real)
@@ -165,7 +170,8 @@ def prefill_attention_triton(
     check_shapes(q, pages, num_kv_heads, out)
     tuning = tuning or prefill_tuning(dim, q.element_size())
     _, layers, _, page_size, _, _ = pages.shape
-    launch: Any = prefill_kernel[(num_kv_heads, tiles.shape[0])]
+    parts = triton.cdiv(TILE_QUERIES, tuning.queries)
+    launch: Any = prefill_kernel[(num_kv_heads, parts, tiles.shape[0])]
     launch(
         q,
         pages,

@@ -31,18 +31,27 @@ FLOATS = ("parts", "weights")
 
 def main() -> None:
     for architecture in ARCHITECTURES:
-        for dtype, item_bytes in ITEM_BYTES.items():
-            for heads, kv_heads, dim in HEADS if dtype == "bf16" else HEADS[:1]:
-                shape = (32, heads, kv_heads, dim, 16)
-                decode = decode_tuning(64, kv_heads, dim, item_bytes)
-                prefill = prefill_tuning(dim, item_bytes)
-                constants = decode_constants(*shape, 0, item_bytes, decode)
-                for pdl in (False, True) if architecture >= 90 else (False,):
-                    variant = {**constants, "CAST": False, "PDL": pdl}
-                    report(decode_kernel, dtype, architecture, variant, asdict(decode), heads)
-                constants = prefill_constants(*shape, 0, item_bytes, prefill)
-                variant = {**constants, "CAST": False}
-                report(prefill_kernel, dtype, architecture, variant, asdict(prefill), heads)
+        for dtype in ITEM_BYTES:
+            shapes = HEADS if (architecture, dtype) == (90, "bf16") else HEADS[:1]
+            for index, shape in enumerate(shapes):
+                dependent = len(shapes) > 1 and index == 0
+                compile_both(architecture, dtype, shape, (False, True) if dependent else (False,))
+
+
+def compile_both(
+    architecture: int, dtype: str, shape: tuple[int, int, int], launches: tuple[bool, ...]
+) -> None:
+    """`launches`: of the decode kernel, without and with programmatic dependent launch."""
+    heads, kv_heads, dim = shape
+    model, item_bytes = (32, heads, kv_heads, dim, 16), ITEM_BYTES[dtype]
+    decode, prefill = decode_tuning(64, kv_heads, dim, item_bytes), prefill_tuning(dim, item_bytes)
+    for pdl in launches:
+        constants = {
+            **decode_constants(*model, 0, item_bytes, decode), "CAST": False, "PDL": pdl,
+        }  # fmt: skip
+        report(decode_kernel, dtype, architecture, constants, asdict(decode), heads)
+    constants = {**prefill_constants(*model, 0, item_bytes, prefill), "CAST": False}
+    report(prefill_kernel, dtype, architecture, constants, asdict(prefill), heads)
 
 
 def report(
