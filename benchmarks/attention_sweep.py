@@ -76,7 +76,8 @@ def _compile(batches: Sequence[Batch], until: float) -> list[DecodeTuning | Pref
     wanted: list[tuple[Batch, DecodeTuning | PrefillTuning]] = []
     for kernel, tuning in itertools.zip_longest(DECODE_KERNELS, PREFILL_KERNELS):
         if kernel and decodes:
-            wanted.append((decodes[0], DecodeTuning(*kernel, splits=1, min_chunk=128)))
+            block_n, warps, stages = kernel
+            wanted.append((decodes[0], DecodeTuning(block_n, warps, stages, 1, 128)))
         if tuning and prefills:
             wanted.append((prefills[-1], tuning))
     compiled = []

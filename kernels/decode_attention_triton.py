@@ -16,8 +16,8 @@ from kernels.decode_attention import DecodeScratch
 
 #: tl.dot's fewest rows
 DOT_ROWS = 16
-#: numbers of one load when parts are summed
-SUM_BLOCK = 4096
+#: numbers of one load when parts are summed; twice as many would cost the loop registers
+SUM_BLOCK = 2048
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
