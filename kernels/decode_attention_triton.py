@@ -16,8 +16,8 @@ from kernels.decode_attention import DecodeScratch
 
 #: tl.dot's fewest rows
 DOT_ROWS = 16
-#: numbers of one load when parts are summed
-SUM_BLOCK = 4096
+#: numbers of one load when parts are summed; twice as many would cost the loop registers
+SUM_BLOCK = 2048
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -138,11 +138,15 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     values = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
     scale = 1.4426950408889634 / DIM**0.5
+    columns = tl.arange(0, BLOCK_N)
+    page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
     for n in range(first, end, BLOCK_N):
-        position = n + tl.arange(0, BLOCK_N)
+        position = n + columns
         live = position < end
-        page = tl.load(table + position // PAGE_SIZE, mask=live, other=0).to(tl.int64)
-        offset = page * (LAYERS * 2 * PLANE) + (position % PAGE_SIZE) * POSITION
+        offset = page.to(tl.int64) * (LAYERS * 2 * PLANE) + (position % PAGE_SIZE) * POSITION
+        # an iteration ahead, so that no load of keys waits for it
+        later = position + BLOCK_N
+        page = tl.load(table + later // PAGE_SIZE, mask=later < end, other=0)
         here = keys + offset[:, None] + dims[None, :]
         mask = live[:, None] & real_dims[None, :]
         k = tl.load(here, mask=mask, other=0.0)
@@ -210,12 +214,11 @@ def decode_attention_triton(
     num_rows = decode_rows.shape[0]
     if num_rows == 0:
         return out
-    group = num_heads // num_kv_heads
     check_shapes(q, pages, num_kv_heads, out)
     tuning = tuning or decode_tuning(num_rows, num_kv_heads, dim, q.element_size())
-    numbers = triton.next_power_of_2(group * dim)
     assert scratch.parts.numel() >= num_rows * tuning.splits * num_heads * dim
     assert scratch.arrived.numel() >= num_rows * num_kv_heads
+    _, layers, _, page_size, _, _ = pages.shape
     launch: Any = decode_kernel[(num_kv_heads, num_rows, tuning.splits)]
     launch(
         q,
@@ -231,18 +234,9 @@ def decode_attention_triton(
         layer,
         tuning.min_chunk,
         page_table.stride(0),
-        LAYERS=pages.shape[1],
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        DIM=dim,
-        PAGE_SIZE=pages.shape[3],
-        DIM_BLOCK=triton.next_power_of_2(dim),
-        GROUP_BLOCK=DOT_ROWS,
-        BLOCK_N=tuning.block_n,
-        WINDOW=window,
-        NUMBERS=numbers,
-        SPLIT_BLOCK=max(1, SUM_BLOCK // numbers),
-        PRECISION="ieee" if INTERPRETED or q.element_size() < 4 else "tf32x3",
+        **decode_constants(
+            layers, num_heads, num_kv_heads, dim, page_size, window, q.element_size(), tuning
+        ),
         CAST=INTERPRETED and q.dtype == torch.bfloat16,
         PDL=pdl,
         num_warps=tuning.num_warps,
@@ -250,3 +244,31 @@ def decode_attention_triton(
         **({"launch_pdl": True} if pdl else {}),
     )
     return out
+
+
+def decode_constants(
+    layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    page_size: int,
+    window: int,
+    item_bytes: int,
+    tuning: DecodeTuning,
+) -> dict[str, Any]:
+    """What decode_kernel is compiled for, CAST and PDL apart."""
+    numbers = triton.next_power_of_2(num_heads // num_kv_heads * dim)
+    return {
+        "LAYERS": layers,
+        "HEADS": num_heads,
+        "KV_HEADS": num_kv_heads,
+        "DIM": dim,
+        "PAGE_SIZE": page_size,
+        "DIM_BLOCK": triton.next_power_of_2(dim),
+        "GROUP_BLOCK": DOT_ROWS,
+        "BLOCK_N": tuning.block_n,
+        "WINDOW": window,
+        "NUMBERS": numbers,
+        "SPLIT_BLOCK": max(1, SUM_BLOCK // numbers),
+        "PRECISION": "tf32x3" if item_bytes == 4 and not INTERPRETED else "ieee",
+    }
