@@ -25,6 +25,7 @@ INTERPRETED = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         "test_lora_kernels.py",
         "test_attention_kernels.py",
         "test_fused_kernels.py",
+        "test_sample_kernels.py",
         "test_step_start_kernels.py",
     ],
 )
