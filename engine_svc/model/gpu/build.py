@@ -116,7 +116,7 @@ def build_gpu_runner(
         guard,
         num_bytes=sum(
             part.num_bytes
-            for part in (workspace.buffers, workspace.sampler_state, deltas, stepper, head)
+            for part in (workspace.buffers, workspace.sampler, deltas, stepper, head)
         ),
     )
     if warm_up:
