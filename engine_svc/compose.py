@@ -75,6 +75,7 @@ def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedMode
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             context_tokens=settings.max_model_len,
+            enforce_eager=settings.enforce_eager,
             load_format=settings.load_format,
         ),
     )

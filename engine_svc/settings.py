@@ -92,6 +92,10 @@ class EngineSettings:
         choices=("auto", "dummy"),
     )  # fmt: skip
     device: str = _setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    enforce_eager: bool = _setting(
+        False,
+        "on a GPU, launch each step's kernels instead of replaying CUDA graphs; for debugging",
+    )
     page_size: int = _setting(0, "positions a page; 0: the smallest that fits", low=0, high=4096)
     quantum: int = _setting(
         AUTO, "service (tokens × their price) that ends a turn while others wait; auto: so much"

@@ -7,17 +7,87 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.lora_tables import OFFSET_UNIT, RANK_BLOCK, TILE_ROWS, SegmentPlan, SiteTable
+from kernels.lora_launch import cast_for_dot, overlaps
+from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
+from kernels.lora_tuning import ShrinkTuning, shrink_tuning
 
-#: grid: programs that walk the tiles, and programs that walk the rank blocks of one tile and slice.
-#: First values, not tuned.
-TILE_PROGRAMS = 64
-BLOCK_PROGRAMS = 4
-#: bytes of one row of A that a program reads at once
-BLOCK_BYTES = 512
-NUM_WARPS = 4
-NUM_STAGES = 3
+
+@triton.jit  # type: ignore[untyped-decorator]
+def dot_by_warps(x_tile, a_tile, WARPS: tl.constexpr, CAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x_tile [rows, K] · a_tile [ranks, K]ᵀ in fp32; each warp sums a part of K of its own."""
+    if CAST:
+        x_tile, a_tile = x_tile.to(tl.float32), a_tile.to(tl.float32)
+    ROWS: tl.constexpr = x_tile.shape[0]
+    RANKS: tl.constexpr = a_tile.shape[0]
+    PART: tl.constexpr = x_tile.shape[1] // WARPS
+    x_parts = tl.permute(tl.reshape(x_tile, (ROWS, WARPS, PART)), (1, 0, 2))
+    a_parts = tl.permute(tl.reshape(a_tile, (RANKS, WARPS, PART)), (1, 2, 0))
+    return tl.sum(tl.dot(x_parts, a_parts, input_precision="tf32x3"), axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def one_row_partial(  # type: ignore[no-untyped-def]
+    x_row,
+    a_rows,
+    live_ranks,
+    k0,
+    K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """[RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1, without tensor cores."""
+    total = tl.zeros((RANK_BLOCK,), dtype=tl.float32)
+    for part in range(0, SPLIT_K, BLOCK_K):
+        k = k0 + part + tl.arange(0, BLOCK_K)
+        live_a = live_ranks[:, None]
+        if K % SPLIT_K:
+            live_a = live_a & (k < K)[None, :]
+        a_tile = tl.load(a_rows + k[None, :], mask=live_a, other=0.0)
+        if PDL:
+            gdc_wait()
+        if K % SPLIT_K:
+            x_part = tl.load(x_row + k, mask=k < K, other=0.0)
+        else:
+            x_part = tl.load(x_row + k)
+        product = a_tile.to(tl.float32) * x_part.to(tl.float32)[None, :]
+        total += tl.sum(product, axis=1)
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def many_rows_partial(  # type: ignore[no-untyped-def]
+    x_rows,
+    a_rows,
+    live_rows,
+    live_ranks,
+    k0,
+    K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+    WARPS: tl.constexpr,
+    CAST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """[TILE_ROWS, RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1."""
+    totals = tl.zeros((TILE_ROWS, RANK_BLOCK), dtype=tl.float32)
+    for part in range(0, SPLIT_K, BLOCK_K):
+        k = k0 + part + tl.arange(0, BLOCK_K)
+        live_a, live_x = live_ranks[:, None], live_rows[:, None]
+        if K % SPLIT_K:
+            live_a = live_a & (k < K)[None, :]
+            live_x = live_x & (k < K)[None, :]
+        a_tile = tl.load(a_rows + k[None, :], mask=live_a, other=0.0)
+        if PDL:
+            gdc_wait()
+        x_tile = tl.load(x_rows + k[None, :], mask=live_x, other=0.0)
+        totals += dot_by_warps(x_tile, a_tile, WARPS, CAST)
+    return totals
 
 
 @triton.jit(do_not_specialize=["first_entry"])  # type: ignore[untyped-decorator]
@@ -29,58 +99,84 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     scale_of,
     tiles,
     num_tiles,
-    out,
+    u,
     first_entry,
     num_entries,
     num_blocks,
     x_stride,
-    out_row_stride,
-    out_slice_stride,
+    u_split_stride,
+    u_row_stride,
+    u_slice_stride,
     K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    NUM_SLICES: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
+    WARPS: tl.constexpr,
     CAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Program (p, q, j): tiles p, p + P, …; rank blocks q, q + Q, … of slice j."""
-    slice_index = tl.program_id(2)
+    """Program (p, q): items (tile, slice, split) p, p + P, …; rank blocks q, q + Q, … of each.
+
+    What does not depend on the kernel before (table, A) is read before waiting for it.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    NUM_SPLITS: tl.constexpr = (K + SPLIT_K - 1) // SPLIT_K
     rows = tl.arange(0, TILE_ROWS)
     ranks = tl.arange(0, RANK_BLOCK)
-    columns = tl.arange(0, BLOCK_K)
-    for tile in range(tl.program_id(0), tl.load(num_tiles), tl.num_programs(0)):
-        slot = tl.load(tiles + 3 * tile).to(tl.int64)
-        first_row = tl.load(tiles + 3 * tile + 1).to(tl.int64)
-        live_rows = rows < tl.load(tiles + 3 * tile + 2)
+    num_items = tl.load(num_tiles) * (NUM_SLICES * NUM_SPLITS)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        split = item % NUM_SPLITS
+        slice_index = item // NUM_SPLITS % NUM_SLICES
+        tile = tiles + 3 * (item // (NUM_SPLITS * NUM_SLICES))
+        slot = tl.load(tile).to(tl.int64)
+        first_row = tl.load(tile + 1).to(tl.int64)
+        num_rows = tl.load(tile + 2)
         entry = slot * num_entries + first_entry + slice_index
         rank = tl.load(rank_of + entry)
-        x_rows = x + (first_row + rows)[None, :] * x_stride
+        scale = tl.load(scale_of + entry)
+        x_row = x + first_row * x_stride
+        k0 = split * SPLIT_K
+        target = u + first_row * u_row_stride + slice_index * u_slice_stride
+        target += split * u_split_stride
         for block in range(tl.program_id(1), tl.cdiv(rank, RANK_BLOCK), tl.num_programs(1)):
             live_ranks = block * RANK_BLOCK + ranks < rank
             offset = tl.load(a_off + entry * num_blocks + block) * OFFSET_UNIT
-            a = (arena + offset).to(tl.pointer_type(x.dtype.element_ty))
-            a_rows = tl.multiple_of(a, 16) + ranks[:, None].to(tl.int64) * K
-            # [rank, row]: A is the left operand, as it lies
-            total = tl.zeros((RANK_BLOCK, TILE_ROWS), dtype=tl.float32)
-            for k0 in range(0, K, BLOCK_K):
-                live_k = k0 + columns < K
-                a_tile = tl.load(
-                    a_rows + (k0 + columns)[None, :],
-                    mask=live_ranks[:, None] & live_k[None, :],
-                    other=0.0,
+            a = tl.multiple_of((arena + offset).to(tl.pointer_type(x.dtype.element_ty)), 16)
+            a_rows = a + ranks[:, None].to(tl.int64) * K
+            out = target + block * RANK_BLOCK
+            if num_rows == 1:
+                total = one_row_partial(
+                    x_row, a_rows, live_ranks, k0, K, SPLIT_K, BLOCK_K, RANK_BLOCK, PDL
                 )
-                x_tile = tl.load(
-                    x_rows + (k0 + columns)[:, None],
-                    mask=live_k[:, None] & live_rows[None, :],
-                    other=0.0,
+                tl.store(out + ranks, total * scale, mask=live_ranks)
+            else:
+                live_rows = rows < num_rows
+                totals = many_rows_partial(
+                    x_row + rows[:, None] * x_stride,
+                    a_rows,
+                    live_rows,
+                    live_ranks,
+                    k0,
+                    K,
+                    SPLIT_K,
+                    BLOCK_K,
+                    TILE_ROWS,
+                    RANK_BLOCK,
+                    WARPS,
+                    CAST,
+                    PDL,
                 )
-                if CAST:
-                    a_tile, x_tile = a_tile.to(tl.float32), x_tile.to(tl.float32)
-                total = tl.dot(a_tile, x_tile, total, input_precision="tf32x3")
-            total = total * tl.load(scale_of + entry)
-            target = out + (first_row + rows)[None, :] * out_row_stride
-            target += slice_index * out_slice_stride + block * RANK_BLOCK + ranks[:, None]
-            tl.store(target, total, mask=live_ranks[:, None] & live_rows[None, :])
+                tl.store(
+                    out + rows[:, None] * u_row_stride + ranks[None, :],
+                    totals * scale,
+                    mask=live_rows[:, None] & live_ranks[None, :],
+                )
+    if PDL:
+        gdc_wait()
 
 
 def lora_shrink_triton(
@@ -89,21 +185,32 @@ def lora_shrink_triton(
     plan: SegmentPlan,
     first_entry: int,
     num_slices: int,
-    out: torch.Tensor,
+    u: torch.Tensor,
+    tuning: ShrinkTuning | None = None,
 ) -> torch.Tensor:
-    """`kernels.lora_shrink.lora_shrink` in Triton: same arguments, same result to fp32 rounding.
+    """`kernels.lora_shrink.lora_shrink` in Triton: same arguments, partials that add up to the same
+    sum to fp32 rounding.
 
-    The grid depends on the plan's capacity and the table's shape only, so a captured launch serves
-    every later step. Nothing is allocated and nothing waits for the device.
+    The grid depends on the site's shape only, so a captured launch serves every later step. Nothing
+    is allocated and nothing waits for the device.
     """
-    grid = (
-        min(TILE_PROGRAMS, plan.tiles.shape[0]),
-        min(BLOCK_PROGRAMS, table.a_off.shape[2]),
-        num_slices,
-    )
-    if 0 in grid:
-        return out
-    launch: Any = shrink_kernel[grid]
+    in_features = x.shape[1]
+    tuning = tuning or shrink_tuning(in_features, plan.tile_rows)
+    if u.shape[0] != triton.cdiv(in_features, tuning.split_k):
+        raise ValueError(
+            f"u has {u.shape[0]} partials; {in_features} inputs by {tuning.split_k} are "
+            f"{triton.cdiv(in_features, tuning.split_k)}"
+        )
+    if u.numel() >= 2**31:
+        raise ValueError(f"u has {u.numel()} numbers; the limit is 2**31 - 1")
+    if not u.numel():
+        return u
+    if plan.tile_rows == PREFILL_TILE_ROWS:
+        from kernels.lora_prefill_triton import launch_prefill_shrink
+
+        launch_prefill_shrink(x, table, plan, first_entry, num_slices, u, tuning)
+        return u
+    launch: Any = shrink_kernel[(tuning.programs, min(tuning.lanes, table.a_off.shape[2]))]
     launch(
         x,
         table.arena,
@@ -112,21 +219,27 @@ def lora_shrink_triton(
         table.scale,
         plan.tiles,
         plan.num_tiles,
-        out,
+        u,
         first_entry,
         table.a_off.shape[1],
         table.a_off.shape[2],
         x.stride(0),
-        out.stride(0),
-        out.stride(1),
-        K=x.shape[1],
-        BLOCK_K=BLOCK_BYTES // x.element_size(),
-        TILE_ROWS=TILE_ROWS,
+        u.stride(0),
+        u.stride(1),
+        u.stride(2),
+        K=in_features,
+        SPLIT_K=tuning.split_k,
+        BLOCK_K=tuning.block_k * 2 // x.element_size(),
+        NUM_SLICES=num_slices,
+        TILE_ROWS=plan.tile_rows,
         RANK_BLOCK=RANK_BLOCK,
         OFFSET_UNIT=OFFSET_UNIT,
-        # the interpreter's bf16 dot is wrong
-        CAST=x.device.type == "cpu",
-        num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
+        WARPS=tuning.num_warps,
+        CAST=cast_for_dot(x),
+        PDL=overlaps(x),
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+        maxnreg=tuning.registers,
+        launch_pdl=overlaps(x),
     )
-    return out
+    return u

@@ -16,8 +16,10 @@ import torch
 
 RANK_BLOCK = 16
 OFFSET_UNIT = 16
-#: rows of one work item; a segment of n rows has ⌈n / TILE_ROWS⌉ of them
+#: rows of one work item; a segment of n rows has ⌈n / tile rows⌉ of them. Steps with segments of
+#: hundreds of rows (prefill) take the large one
 TILE_ROWS = 16
+PREFILL_TILE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,9 @@ class SiteTable:
         scale: [S, E] fp32; multiplies the fp32 shrink output.
         g_off: [S, F] int64; gain of a site's output rows, [out_features] fp32; −1 = all ones.
         c_off: [S, F] int64; constant of a site's output rows, [out_features] fp32; −1 = all zeros.
+        live: [S, F] uint8; 1 = the slot adds something at that site: a slice of rank > 0, or a
+            constant. Only such rows of a delta are written, and only they are read. A gain needs
+            no delta: the consumer applies it from g_off.
     """
 
     arena: torch.Tensor
@@ -41,6 +46,7 @@ class SiteTable:
     scale: torch.Tensor
     g_off: torch.Tensor
     c_off: torch.Tensor
+    live: torch.Tensor
 
     def block(self, offset: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
         """[rows, cols] view of the arena at an offset of this table."""
@@ -64,6 +70,38 @@ class SiteColumns:
     def num_slices(self) -> int:
         return len(self.spans)
 
+    @property
+    def aligned(self) -> bool:
+        """Every slice begins and ends at a multiple of 16 columns."""
+        return all(col0 % 16 == num_cols % 16 == 0 for col0, num_cols in self.spans)
+
+    def num_blocks(self, width: int) -> int:
+        """Blocks of up to `width` columns that do not cross slices."""
+        return sum(-(-num_cols // width) for _, num_cols in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraDelta:
+    """What a consumer adds to the output y of a site's GEMM: y ← g ⊙ y + delta, in fp32.
+
+    Semantics:
+        for each row t with s = row_slot[t] ≥ 0:
+        g[n] = 1 where g_off[s, cell] is −1; delta[t, n] counts as 0 where live[s, cell] is 0.
+        Rows with row_slot −1 stay as they are.
+
+    Args:
+        delta: [T, out_features] compute dtype, rows contiguous, from lora_delta; rows that are not
+            live there hold anything, NaN included, and must not be read.
+        row_slot: [T] int32; −1 = a row without an adapter, or padding.
+        table: see SiteTable.
+        cell: the site's cell in this layer.
+    """
+
+    delta: torch.Tensor
+    row_slot: torch.Tensor
+    table: SiteTable
+    cell: int
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
@@ -71,36 +109,42 @@ class SegmentPlan:
 
     Args:
         segments: (first_row, num_rows, slot) of the live adapters; rows of the base are in none.
-        tiles: [capacity, 3] int32: (slot, first_row, num_rows ≤ TILE_ROWS); the work list.
+        tiles: [capacity, 3] int32: (slot, first_row, num_rows ≤ tile_rows); the work list.
         num_tiles: [1] int32; tiles at and after this index are not work. The length is read on the
             device, so a grid does not depend on it.
+        tile_rows: TILE_ROWS, or PREFILL_TILE_ROWS for a step with long segments; chooses the
+            kernels.
     """
 
     segments: tuple[tuple[int, int, int], ...]
     tiles: torch.Tensor
     num_tiles: torch.Tensor
+    tile_rows: int = TILE_ROWS
 
 
 def plan_segments(
-    segments: Sequence[tuple[int, int, int]], capacity: int, device: torch.device
+    segments: Sequence[tuple[int, int, int]],
+    capacity: int,
+    device: torch.device,
+    tile_rows: int = TILE_ROWS,
 ) -> SegmentPlan:
     """The plan of (first_row, num_rows, slot) segments; those of slot −1 or without rows are left
     out.
 
-    `capacity` bounds the work list: max rows // TILE_ROWS + max segments is always enough.
+    `capacity` bounds the work list: max rows // tile_rows + max segments is always enough.
     """
     live = tuple(segment for segment in segments if segment[2] >= 0 and segment[1] > 0)
     work = [
-        (slot, first + done, min(TILE_ROWS, rows - done))
+        (slot, first + done, min(tile_rows, rows - done))
         for first, rows, slot in live
-        for done in range(0, rows, TILE_ROWS)
+        for done in range(0, rows, tile_rows)
     ]
     assert len(work) <= capacity, (len(work), capacity)
     tiles = torch.zeros((capacity, 3), dtype=torch.int32)
     if work:
         tiles[: len(work)] = torch.tensor(work, dtype=torch.int32)
     count = torch.tensor([len(work)], dtype=torch.int32)
-    return SegmentPlan(live, tiles.to(device), count.to(device))
+    return SegmentPlan(live, tiles.to(device), count.to(device), tile_rows)
 
 
 def site_columns(spans: Sequence[tuple[int, int]], device: torch.device) -> SiteColumns:

@@ -43,6 +43,10 @@ class Arena:
         #: the same memory as compute-dtype numbers, one dimension
         self.numbers = self.bytes.view(dtype)
         self._pages = self.numbers.view(self.num_pages, -1)
+        #: the same, [num_pages, layer, k|v, position, kv_head, head_dim]
+        self.kv = self.numbers.view(
+            self.num_pages, base.num_layers, 2, page_size, base.num_kv_heads, base.head_dim
+        )
         self._byte_pages = self.bytes.view(self.num_pages, self.page_bytes)
 
     def page(self, page_id: int) -> torch.Tensor:

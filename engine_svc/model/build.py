@@ -12,6 +12,8 @@ from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smalle
 from engine_svc.model.arena import Arena
 from engine_svc.model.completion import Completion
 from engine_svc.model.forward_plan import ForwardPlanner
+from engine_svc.model.gpu.build import GpuLimits, GpuWorkspace, build_gpu_runner
+from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.model.llama import Llama
 from engine_svc.model.lora import KernelLora, StepLora
 from engine_svc.model.lora_views import ViewLora
@@ -20,7 +22,7 @@ from engine_svc.model.seats import SeatState
 from engine_svc.model.site_table import SiteTableRows
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.model.vocabulary import AdapterVocabulary
-from engine_svc.model.weights import load_weights
+from engine_svc.model.weights import ModelWeights, load_weights
 from loraplex.base_model import BaseModelSpec, parse_config_json
 from loraplex.status import BaseModelUnsupported, FieldInvalid
 
@@ -43,6 +45,10 @@ class ModelOptions:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     context_tokens: int = 0
+    #: on a GPU: launch every step instead of replaying captured graphs
+    enforce_eager: bool = False
+    #: take the GPU's way through a step on a CPU too: slow, for tests
+    static_buffers: bool = False
     #: "auto": the folder's checkpoint; "dummy": random numbers, for benchmarks
     load_format: str = "auto"
 
@@ -51,7 +57,7 @@ class ModelOptions:
 class LoadedModel:
     """What the composition root needs of a model. `context_tokens` is the limit in effect."""
 
-    runner: ModelRunner
+    runner: ModelRunner | GpuRunner
     slot_writer: ArenaSlotWriter
     base: BaseModelSpec
     layout: AdapterLayout
@@ -81,26 +87,31 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     page_size = _page_size(options.page_size, base, dtype_name)
     layout = adapter_layout(base, page_size, dtype_name)
     weights = load_weights(model_dir, base, dtype, device, options.load_format)
+    static = options.static_buffers or device.type == "cuda"
+    workspace = (
+        GpuWorkspace(base, layout, weights, _gpu_limits(options, context_tokens), dtype, device)
+        if static
+        else None
+    )
     arena_bytes = options.arena_bytes or _arena_bytes(device, options.gpu_memory_utilization)
     arena = Arena(base, page_size, dtype_name, arena_bytes, device)
     rows = SiteTableRows(arena.bytes, layout, options.max_slots, options.max_lora_rank)
-    lora: StepLora
-    if device.type == "cpu" and dtype == torch.float32:
-        lora = ViewLora(arena.numbers, layout, options.max_slots)
-    else:
-        lora = KernelLora(
-            rows, layout, max(options.max_num_batched_tokens, options.max_num_seqs),
-            options.max_slots,
-        )  # fmt: skip
-    seats = SeatState(options.max_num_seqs, base.vocab_size, device)
-    vocabulary = AdapterVocabulary(arena.numbers, layout, base.vocab_size, lora, options.max_slots)
-    model = Llama(base, weights, arena, lora, vocabulary, context_tokens)
     host_region = Path(options.host_region_path)
     completion = Completion(weights, arena, layout)
     slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank, completion)
-    planner = ForwardPlanner(base, arena)
+    runner: ModelRunner | GpuRunner
+    if workspace is None:
+        runner = _eager_runner(
+            base, weights, arena, layout, rows, slot_writer, options, context_tokens
+        )  # fmt: skip
+    else:
+        on_gpu = device.type == "cuda"
+        runner = build_gpu_runner(
+            base, weights, arena, layout, rows, slot_writer, workspace,
+            warm_up=on_gpu, capture=on_gpu and not options.enforce_eager,
+        )  # fmt: skip
     return LoadedModel(
-        runner=ModelRunner(model, arena, planner, rows, lora, vocabulary, slot_writer, seats),
+        runner=runner,
         slot_writer=slot_writer,
         base=base,
         layout=layout,
@@ -110,7 +121,41 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
         device=device.type,
         dtype=dtype_name,
         weights_bytes=weights.num_bytes,
-        workspace_bytes=seats.num_bytes + rows.num_bytes,
+        workspace_bytes=runner.num_bytes + rows.num_bytes,
+    )
+
+
+def _eager_runner(
+    base: BaseModelSpec,
+    weights: ModelWeights,
+    arena: Arena,
+    layout: AdapterLayout,
+    rows: SiteTableRows,
+    slot_writer: ArenaSlotWriter,
+    options: ModelOptions,
+    context_tokens: int,
+) -> ModelRunner:
+    lora: StepLora
+    if arena.numbers.dtype == torch.float32:
+        lora = ViewLora(arena.numbers, layout, options.max_slots)
+    else:
+        lora = KernelLora(
+            rows, layout, max(options.max_num_batched_tokens, options.max_num_seqs),
+            options.max_slots,
+        )  # fmt: skip
+    seats = SeatState(options.max_num_seqs, base.vocab_size, arena.bytes.device)
+    vocabulary = AdapterVocabulary(arena.numbers, layout, base.vocab_size, lora, options.max_slots)
+    model = Llama(base, weights, arena, lora, vocabulary, context_tokens)
+    planner = ForwardPlanner(base, arena)
+    return ModelRunner(model, arena, planner, rows, lora, vocabulary, slot_writer, seats)
+
+
+def _gpu_limits(options: ModelOptions, context_tokens: int) -> GpuLimits:
+    return GpuLimits(
+        max_rows=max(options.max_num_batched_tokens, options.max_num_seqs),
+        max_num_seqs=options.max_num_seqs,
+        num_slots=options.max_slots,
+        context_tokens=context_tokens,
     )
 
 

@@ -58,7 +58,7 @@ class Completion:
     ) -> None:
         self._weights, self._arena, self._layout = weights, arena, layout
         self._rest = rest
-        #: adapter digest → entry → gain; the base's digest is this process's
+        #: adapter digest → entry → gain, in host memory; the base's digest is this process's
         self._cache: OrderedDict[str, Gains] = OrderedDict()
 
     @torch.no_grad()
@@ -120,7 +120,7 @@ class Completion:
                 if known is None:
                     plain = weight.plain() if plain is None else plain
                     gains[entry] = self._gain(row, entry, plain[columns], gain[columns])
-                g = gains[entry] if known is None else known[entry]
+                g = gains[entry] if known is None else known[entry].to(gain.device)
                 gain[columns] = g
                 for block in self._blocks(row.b_off[entry], int(row.rank[entry]), part.num_cols):
                     block.copy_(block.float() * g)
@@ -176,7 +176,7 @@ class Completion:
         return self._arena.bytes[start : start + 4 * size].view(torch.float32)
 
     def _keep(self, digest: str, gains: Gains) -> None:
-        self._cache[digest] = gains
+        self._cache[digest] = {entry: gain.cpu() for entry, gain in gains.items()}
         while len(self._cache) > 1 and self._cached_bytes() > CACHE_BYTES:
             self._cache.popitem(last=False)
 

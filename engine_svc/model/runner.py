@@ -74,6 +74,11 @@ class ModelRunner:
         self._sampler = Sampler(seats)
         self._running: OrderedDict[int, _Running] = OrderedDict()
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the seats' state."""
+        return self._seats.num_bytes
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         begun = time.perf_counter()

@@ -18,10 +18,17 @@ from engine_svc.layout import (
     TABLES,
     AdapterLayout,
 )
+from engine_svc.model.gpu.cuda import new_event
 from engine_svc.packed import PackedFileInvalid, PackedHeader
 from kernels.lora_tables import SiteTable
+from loraplex.base_model import NO_LAYER
 
 Offsets = npt.NDArray[np.int64]
+
+#: tensors of a SiteTable that have one row a slot
+_ROW_TENSORS = ("a_off", "b_off", "rank", "scale", "g_off", "c_off", "live")
+#: rows that may be on their way to a GPU before a binding waits
+_STAGED_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,11 @@ def _check_tables(
 
 
 class SiteTableRows:
-    """Owns the device tensors of the table; rows are written at slot bindings, in plan order."""
+    """Owns the device tensors of the table; rows are written at slot bindings, in plan order.
+
+    A row is filled in page-locked memory and copied on the current stream, so that a binding does
+    not wait for the device.
+    """
 
     def __init__(
         self, arena_bytes: torch.Tensor, layout: AdapterLayout, num_slots: int, max_rank: int
@@ -138,14 +149,27 @@ class SiteTableRows:
             scale=torch.zeros((num_slots, entries), dtype=torch.float32, device=device),
             g_off=offsets(cells),
             c_off=offsets(cells),
+            live=torch.zeros((num_slots, cells), dtype=torch.uint8, device=device),
         )
         self.max_rank = max_rank
+        self._first_entries = _first_entries(layout)
         self._digests = [""] * num_slots
+        on_gpu = device.type == "cuda"
+        self._staged = [
+            {
+                name: torch.empty_like(getattr(self.table, name)[0], device="cpu").pin_memory()
+                if on_gpu
+                else torch.empty_like(getattr(self.table, name)[0])
+                for name in _ROW_TENSORS
+            }
+            for _ in range(_STAGED_ROWS if on_gpu else 1)
+        ]
+        self._copied = [new_event() for _ in self._staged] if on_gpu else []
+        self._next = 0
 
     @property
     def num_bytes(self) -> int:
-        t = self.table
-        return sum(x.nbytes for x in (t.a_off, t.b_off, t.g_off, t.c_off, t.rank, t.scale))
+        return sum(int(getattr(self.table, name).nbytes) for name in _ROW_TENSORS)
 
     def digest(self, slot: int) -> str:
         """What the slot holds; "" = nothing."""
@@ -153,19 +177,43 @@ class SiteTableRows:
 
     def write(self, slot: int, row: SlotRow) -> None:
         """Make a slot hold an adapter. Blocks beyond its rank are −1."""
-        self.clear(slot)
+        staged = self._acquire()
         blocks = row.a_off.shape[1]
-        self.table.a_off[slot, :, :blocks] = torch.from_numpy(row.a_off).to(self.table.a_off.device)
-        self.table.b_off[slot, :, :blocks] = torch.from_numpy(row.b_off).to(self.table.b_off.device)
+        for name in ("a_off", "b_off"):
+            staged[name].fill_(-1)
+            staged[name][:, :blocks] = torch.from_numpy(getattr(row, name))
         for name in ("rank", "scale", "g_off", "c_off"):
-            target: torch.Tensor = getattr(self.table, name)[slot]
-            target.copy_(torch.from_numpy(getattr(row, name)))
+            staged[name].copy_(torch.from_numpy(getattr(row, name)))
+        has_rank = np.logical_or.reduceat(row.rank > 0, self._first_entries)
+        live = (has_rank | (row.c_off >= 0)).astype(np.uint8)
+        staged["live"].copy_(torch.from_numpy(live))
+        self._send(slot, staged)
         self._digests[slot] = row.digest
 
     def clear(self, slot: int) -> None:
         """Poison a row: no offsets, no ranks."""
-        for offsets in (self.table.a_off, self.table.b_off, self.table.g_off, self.table.c_off):
-            offsets[slot].fill_(-1)
-        self.table.rank[slot].zero_()
-        self.table.scale[slot].zero_()
+        staged = self._acquire()
+        for name, tensor in staged.items():
+            tensor.fill_(-1 if name.endswith("_off") else 0)
+        self._send(slot, staged)
         self._digests[slot] = ""
+
+    def _acquire(self) -> dict[str, torch.Tensor]:
+        if self._copied:
+            self._copied[self._next].synchronize()
+        return self._staged[self._next]
+
+    def _send(self, slot: int, staged: dict[str, torch.Tensor]) -> None:
+        for name, tensor in staged.items():
+            getattr(self.table, name)[slot].copy_(tensor, non_blocking=True)
+        if self._copied:
+            self._copied[self._next].record()
+        self._next = (self._next + 1) % len(self._staged)
+
+
+def _first_entries(layout: AdapterLayout) -> npt.NDArray[np.int64]:
+    """The first entry of each cell's slices, by cell; cells follow each other as entries do."""
+    layers = range(layout.num_layers)
+    at = [layout.entry(layer, site.first_slice) for layer in layers for site in layout.sites]
+    at += [layout.entry(NO_LAYER, site.first_slice) for site in layout.outer_sites]
+    return np.array(at, dtype=np.int64)

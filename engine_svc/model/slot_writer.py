@@ -6,17 +6,16 @@ import logging
 import mmap
 import queue
 import threading
-from contextlib import nullcontext
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from engine_svc.failures import failure_of
 from engine_svc.layout import RANK_BLOCK, AdapterLayout
 from engine_svc.model.arena import Arena
 from engine_svc.model.completion import Completion
+from engine_svc.model.gpu.page_loads import PageLoads
 from engine_svc.model.site_table import SlotRow, slot_row
 from engine_svc.packed import PackedFileInvalid, decode_header
 from engine_svc.types import Failure, SlotLoad
@@ -28,20 +27,33 @@ Ended = tuple[SlotLoad, Failure | None]
 
 
 class HostRegionReader:
-    """The host cache region, mapped read-only; opened at the first load, when it surely exists."""
+    """The host cache region; opened at the first load, when it surely exists.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Mapped read-only, but for a GPU: memory is page-locked only where it may be written.
+    """
+
+    def __init__(self, path: Path, loads: PageLoads | None) -> None:
+        self._path, self._loads = path, loads
         self._map: mmap.mmap | None = None
 
     def span(self, offset: int, num_bytes: int) -> memoryview:
         """Raises: PackedFileInvalid when the span leaves the region; OSError."""
-        if self._map is None:
-            with self._path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if offset < 0 or offset + num_bytes > len(self._map):
+        region = self.open()
+        if offset < 0 or offset + num_bytes > len(region):
             raise PackedFileInvalid(f"span {offset}+{num_bytes} leaves the host region")
-        return memoryview(self._map)[offset : offset + num_bytes]
+        return memoryview(region)[offset : offset + num_bytes]
+
+    def open(self) -> mmap.mmap:
+        """Raises: OSError."""
+        if self._map is None:
+            mode, access = ("rb", mmap.ACCESS_READ)
+            if self._loads is not None:
+                mode, access = ("r+b", mmap.ACCESS_WRITE)
+            with self._path.open(mode) as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=access)
+            if self._loads is not None:
+                self._loads.lock(self._map)
+        return self._map
 
 
 class ArenaSlotWriter:
@@ -62,7 +74,9 @@ class ArenaSlotWriter:
         self._arena = arena
         self._completion = completion
         self._layout = layout
-        self._region = HostRegionReader(host_region)
+        device = arena.bytes.device
+        self._loads = PageLoads(arena, device) if device.type == "cuda" else None
+        self._region = HostRegionReader(host_region, self._loads)
         self._max_rank = max_rank
         self._lock = threading.Lock()
         self._rows: dict[int, SlotRow] = {}
@@ -82,6 +96,12 @@ class ArenaSlotWriter:
             ended.append(self._ended.get())
         return tuple(ended)
 
+    def warm_up(self) -> None:
+        """Page-lock the region before serving, if it is there already; else the first load does."""
+        if self._loads is not None:
+            with suppress(OSError, ValueError):
+                self._region.open()
+
     def take_row(self, slot: int, digest: str) -> SlotRow:
         """The row of a load that ended well; a binding without one is our bug."""
         with self._lock:
@@ -97,15 +117,10 @@ class ArenaSlotWriter:
             self._thread = None
 
     def _work(self) -> None:
-        stream = (
-            torch.cuda.Stream(self._arena.bytes.device)  # type: ignore[no-untyped-call]
-            if self._arena.bytes.device.type == "cuda"
-            else None
-        )
         while (load := self._jobs.get()) is not None:
             failure: Failure | None = None
             try:
-                row = self._copy(load, stream)
+                row = self._copy(load)
                 with self._lock:
                     self._rows[load.slot] = row
             except PackedFileInvalid as error:
@@ -120,7 +135,7 @@ class ArenaSlotWriter:
                 )
             self._ended.put((load, failure))
 
-    def _copy(self, load: SlotLoad, stream: torch.cuda.Stream | None) -> SlotRow:
+    def _copy(self, load: SlotLoad) -> SlotRow:
         packed = self._region.span(load.span.offset, load.span.num_bytes)
         header = decode_header(packed, self._layout.digest)
         if header.digest != load.digest:
@@ -134,20 +149,15 @@ class ArenaSlotWriter:
         page_bytes = self._arena.page_bytes
         if len(images) < header.num_pages * page_bytes:
             raise PackedFileInvalid(f"page images end after {len(images)} bytes")
-        for index, page_id in enumerate(load.page_ids):
-            self._write_page(page_id, images[index * page_bytes : (index + 1) * page_bytes], stream)
-        with torch.cuda.stream(stream) if stream is not None else nullcontext():
-            self._completion.complete(row, np.array(header.arrays["raw"], np.int32))
-        if stream is not None:
-            stream.synchronize()
+        raw = np.array(header.arrays["raw"], np.int32)
+        if self._loads is None:
+            for index, page_id in enumerate(load.page_ids):
+                image = images[index * page_bytes : (index + 1) * page_bytes]
+                np.copyto(self._arena.page(page_id).numpy(), image)
+            self._completion.complete(row, raw)
+            return row
+        self._loads.write(load.page_ids, images)
+        with self._loads.stream():
+            self._completion.complete(row, raw)
+        self._loads.finish()
         return row
-
-    def _write_page(
-        self, page_id: int, image: npt.NDArray[np.uint8], stream: torch.cuda.Stream | None
-    ) -> None:
-        page = self._arena.page(page_id)
-        if stream is None:
-            np.copyto(page.numpy(), image)
-            return
-        with torch.cuda.stream(stream):
-            page.copy_(torch.from_numpy(image.copy()), non_blocking=False)

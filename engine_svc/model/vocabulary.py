@@ -102,6 +102,10 @@ class AdapterVocabulary:
         """The slot holds another adapter from now on, or none."""
         self._slots[slot] = None if row is None else self._views(row)
 
+    def brings(self, slot: int) -> bool:
+        """The slot's adapter changes embeddings or output head."""
+        return self._slots[slot] is not None
+
     def embed(self, segments: Sequence[Segment], ids: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, C] holds the base's embeddings of ids [T]; changed on the rows of adapters."""
         for first, count, slot in segments:

@@ -15,7 +15,13 @@ from safetensors.torch import load_file, save_file
 from engine_svc.model.lora import KernelLora
 from engine_svc.types import NO_SLOT, SamplingParams
 from tests.support.coverage import BASES, COVERAGE, CoverageCase
-from tests.support.direct_runner import DirectRunner, SeatedSequence
+from tests.support.direct_runner import (
+    WAY_OPTIONS,
+    WAY_TOLERANCE,
+    WAYS,
+    DirectRunner,
+    SeatedSequence,
+)
 from tests.support.oracle import (
     Comparison,
     Oracle,
@@ -45,11 +51,12 @@ class Base:
     oracles: list[Oracle]
 
     def runner(self, lora: str, cases: list[int]) -> DirectRunner:
-        """With the adapters of `cases` in slots 0, 1, …"""
+        """With the adapters of `cases` in slots 0, 1, …; `lora`: "kernels" or one of WAYS."""
         packed = {digest: data for digest, _, data in (self.packed[case] for case in cases)}
         run = DirectRunner(
-            self.model_dir, packed, arena_bytes=1 << 25, max_num_seqs=32, max_slots=len(cases)
-        )
+            self.model_dir, packed, arena_bytes=1 << 25, max_num_seqs=32, max_slots=len(cases),
+            **WAY_OPTIONS["eager" if lora == "kernels" else lora],
+        )  # fmt: skip
         if lora == "kernels":
             inner: Any = run.runner
             layout, slots = run.loaded.layout, len(cases)
@@ -114,7 +121,7 @@ def prompt(seat: int, length: int) -> list[int]:
 def test_an_adapter_alone_equals_peft(bases: dict[str, Base], case: CoverageCase) -> None:
     base = bases[case.base]
     index = base.cases.index(case)
-    run = base.runner("views", [index])
+    run = base.runner("eager", [index])
     sequence = SeatedSequence(0, 0, prompt(index, 21), GREEDY)
     run.generate([sequence], 6, chunk=9)
     comparison, oracle = Comparison(), base.oracles[index]
@@ -126,7 +133,7 @@ def test_an_adapter_alone_equals_peft(bases: dict[str, Base], case: CoverageCase
     run.close()
 
 
-@pytest.mark.parametrize("lora", ["views", "kernels"])
+@pytest.mark.parametrize("lora", [*WAYS, "kernels"])
 @pytest.mark.parametrize("name", BASES)
 def test_every_kind_of_adapter_and_the_base_share_a_batch_with_joins_and_leaves(
     bases: dict[str, Base], name: str, lora: str
@@ -147,7 +154,7 @@ def test_every_kind_of_adapter_and_the_base_share_a_batch_with_joins_and_leaves(
         is_base = sequence.slot == NO_SLOT
         oracle = base.plain if is_base else base.oracles[sequence.slot]
         adapter = None if is_base else ADAPTER
-        comparison.check(oracle, adapter, sequence, sequence.logits, TOLERANCE)
+        comparison.check(oracle, adapter, sequence, sequence.logits, WAY_TOLERANCE[lora])
     comparison.assert_few_close_calls()
     run.close()
 
@@ -157,7 +164,7 @@ def test_an_adapter_that_left_comes_back_in_another_slot_as_it_was(bases: dict[s
     base = bases["with biases"]
     names = [case.name for case in base.cases]
     dora, other = names.index("use_dora: a base with biases"), names.index("bias: all")
-    run = base.runner("views", [dora, other])
+    run = base.runner("eager", [dora, other])
     run.generate([SeatedSequence(9, NO_SLOT, [1], GREEDY)], 1)  # binds both
     streams = []
     for seat, (slot, case) in enumerate(((0, dora), (1, other), (1, dora), (0, other))):

@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from engine_svc.types import SamplingParams
-from tests.support.direct_runner import DirectRunner, SeatedSequence
+from tests.support.direct_runner import WAY_OPTIONS, WAYS, DirectRunner, SeatedSequence
 from tests.support.oracle import load_base, pack, write_checkpoint, write_peft_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -49,9 +49,9 @@ def round_weights(file: Path) -> None:
 
 
 @torch.no_grad()
-def ours(model_dir: Path, adapter: Path, device: str) -> tuple[list[int], torch.Tensor]:
+def ours(model_dir: Path, adapter: Path, way: str) -> tuple[list[int], torch.Tensor]:
     """A stream that we sampled, and its logits."""
-    options = {"dtype": "bfloat16", "device": device}
+    options = {**WAY_OPTIONS[way], "dtype": "bfloat16"}
     empty = DirectRunner(model_dir, arena_bytes=1 << 20, **options)
     digest, num_pages, packed = pack(adapter, empty.loaded.base, empty.loaded.layout)
     empty.close()
@@ -77,19 +77,20 @@ def logits(model: Any, tokens: list[int]) -> torch.Tensor:
     return found.float().cpu()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_distance_from_fp32_is_no_larger_than_pefts(
-    model_dir: Path, tmp_path: Path, case: str, device: str
+    model_dir: Path, tmp_path: Path, case: str, way: str
 ) -> None:
     config = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", **CASES[case]}
     adapter = write_peft_adapter(model_dir, tmp_path / "a", seed=5, **config)
     round_weights(adapter / "adapter_model.safetensors")
-    tokens, found = ours(model_dir, adapter, device)
+    tokens, found = ours(model_dir, adapter, way)
     exact = theirs(load_base(model_dir), adapter, tokens)
     narrow = transformers.AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=torch.bfloat16, attn_implementation="eager"
     )
+    device = "cuda" if way == "cuda" else "cpu"
     peft_error = theirs(narrow.eval().to(device), adapter, tokens) - exact
     error = found - exact
     assert rms(error) <= RMS * rms(peft_error)

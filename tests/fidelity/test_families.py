@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from engine_svc.types import NO_SLOT, SamplingParams
-from tests.support.direct_runner import DirectRunner, SeatedSequence
+from tests.support.direct_runner import (
+    WAY_OPTIONS,
+    WAY_TOLERANCE,
+    WAYS,
+    DirectRunner,
+    SeatedSequence,
+)
 from tests.support.oracle import Comparison, Oracle, pack, write_checkpoint, write_peft_adapter
 
 TOLERANCE = 1e-4
@@ -68,22 +74,31 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
+#: one of each kind of kernel choice: norms of heads, biases, a window and partial rotation
+ON_A_GPU = ("llama-biases", "qwen3", "phi3-window", "phi3-partial-rotary", "smollm3-tied")
+
+
 @pytest.fixture(params=FAMILIES)
 def model_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     architecture, changes = FAMILIES[request.param]
     return write_checkpoint(tmp_path / "base", architecture, **dict(changes))
 
 
+@pytest.mark.parametrize("way", WAYS)
 def test_each_family_equals_transformers_and_peft_in_a_mixed_batch(
-    model_dir: Path, tmp_path: Path
+    model_dir: Path, tmp_path: Path, way: str, request: pytest.FixtureRequest
 ) -> None:
+    if way == "cuda" and request.node.callspec.params["model_dir"] not in ON_A_GPU:
+        pytest.skip("other kernels than these are not compiled for it")
     shapes = DirectRunner(model_dir, arena_bytes=1 << 22).loaded
     adapter = write_peft_adapter(
         model_dir, tmp_path / "a", seed=1, r=5, lora_alpha=12,
         target_modules=FUSED if shapes.base.fused_modules else ALL,
     )  # fmt: skip
     digest, num_pages, packed = pack(adapter, shapes.base, shapes.layout)
-    run = DirectRunner(model_dir, {digest: packed}, arena_bytes=1 << 23, max_num_seqs=4)
+    run = DirectRunner(
+        model_dir, {digest: packed}, arena_bytes=1 << 23, max_num_seqs=4, **WAY_OPTIONS[way]
+    )
     run.record_logits()
     run.load_slot(1, digest, num_pages)
     prompts = [[7, 3, 99, 100, 5], list(range(2, 40)), [42], list(range(60, 79))]
@@ -95,7 +110,7 @@ def test_each_family_equals_transformers_and_peft_in_a_mixed_batch(
     oracle, comparison = Oracle(model_dir, {"a": adapter}), Comparison()
     for sequence in sequences:
         name = None if sequence.slot == NO_SLOT else "a"
-        comparison.check(oracle, name, sequence, sequence.logits, TOLERANCE)
+        comparison.check(oracle, name, sequence, sequence.logits, WAY_TOLERANCE[way])
     comparison.assert_few_close_calls()
     changed = oracle.logits(prompts[0], "a") - oracle.logits(prompts[0], None)
     assert changed.abs().max() > 100 * TOLERANCE, "the adapter must matter"

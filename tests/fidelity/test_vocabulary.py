@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,13 @@ from engine_svc.types import (
     StepPlan,
 )
 from tests.support.coverage import VOCABULARY
-from tests.support.direct_runner import DirectRunner, SeatedSequence
+from tests.support.direct_runner import (
+    WAY_OPTIONS,
+    WAY_TOLERANCE,
+    WAYS,
+    DirectRunner,
+    SeatedSequence,
+)
 from tests.support.oracle import Comparison, Oracle, pack, write_checkpoint, write_peft_adapter
 
 #: what PEFT says of the copies that it saves, and of adapters on tied weights
@@ -41,11 +47,15 @@ class Setup:
     model_dir: Path
     adapters: dict[str, Path]
     packed: dict[str, tuple[str, int, bytes]]
+    way: str = "eager"
 
     def runner(self, **options: Any) -> DirectRunner:
         """All adapters in slots, in order; memory holds garbage before."""
         files = {digest: data for digest, _, data in self.packed.values()}
-        settings = {"arena_bytes": 1 << 23, "max_num_seqs": 32, "max_slots": 16, **options}
+        settings = {
+            "arena_bytes": 1 << 23, "max_num_seqs": 32, "max_slots": 16, **WAY_OPTIONS[self.way],
+            **options,
+        }  # fmt: skip
         run = DirectRunner(self.model_dir, files, **settings)
         run.loaded.runner._arena.bytes.fill_(0xFF)
         run.record_logits()
@@ -62,7 +72,7 @@ class Setup:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
-def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
     root = tmp_path_factory.mktemp("vocabulary")
     model_dir = write_checkpoint(
         root / "m", "LlamaForCausalLM", seed=7, tie_word_embeddings=request.param
@@ -80,6 +90,11 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     shapes = DirectRunner(model_dir, arena_bytes=1 << 20).loaded
     packed = {name: pack(path, shapes.base, shapes.layout) for name, path in adapters.items()}
     return Setup(model_dir, adapters, packed)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def setup(request: pytest.FixtureRequest, base: Setup) -> Setup:
+    return replace(base, way=request.param)
 
 
 @pytest.fixture
@@ -110,7 +125,7 @@ def check(setup: Setup, pairs: list[tuple[str | None, SeatedSequence]]) -> None:
     for name, sequence in pairs:
         oracle = setup.oracle(name)
         served = None if name is None else ONE
-        comparison.check(oracle, served, sequence, sequence.logits, TOLERANCE)
+        comparison.check(oracle, served, sequence, sequence.logits, WAY_TOLERANCE[setup.way])
         if name is not None:
             changed = oracle.logits(sequence.prompt, ONE) - oracle.logits(sequence.prompt, None)
             assert changed.abs().max() > 30 * TOLERANCE, f"{name} must matter"
@@ -137,6 +152,8 @@ def test_all_share_a_batch_with_joins_and_leaves(setup: Setup, run: DirectRunner
 def test_the_kernels_references_serve_the_head_like_the_cached_views(
     setup: Setup, run: DirectRunner
 ) -> None:
+    if setup.way != "eager":
+        pytest.skip("it has no views")
     inner: Any = run.runner
     kernels = KernelLora(inner._site_table, run.loaded.layout, max_tokens=512, num_slots=16)
     inner._lora = inner._model._lora = inner._vocabulary._lora = kernels
@@ -158,7 +175,7 @@ def test_prompt_log_probabilities_come_from_the_adapters_own_head(
         expected = torch.log_softmax(setup.oracle(name).logits(prompt, ONE), dim=1)
         ours = [token.logprob for part in found for token in part.tokens]
         theirs = [float(expected[at, token]) for at, token in enumerate(prompt[1:])]
-        assert ours == pytest.approx(theirs, abs=TOLERANCE)
+        assert ours == pytest.approx(theirs, abs=WAY_TOLERANCE[setup.way])
 
 
 def test_choices_of_one_prompt_sample_from_the_adapters_own_head(
@@ -180,7 +197,7 @@ def test_choices_of_one_prompt_sample_from_the_adapters_own_head(
         row = setup.oracle(served_by).logits(prompt, served_by and ONE)[-1]
         expected = float(torch.log_softmax(row, dim=0)[sample.token_id])
         assert sample.logprobs is not None
-        assert sample.logprobs.logprob == pytest.approx(expected, abs=TOLERANCE)
+        assert sample.logprobs.logprob == pytest.approx(expected, abs=WAY_TOLERANCE[setup.way])
 
 
 def test_a_changed_copy_of_the_base_counts_on_both_sides_of_a_tied_base(

@@ -18,41 +18,88 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import lora_expand_triton, lora_shrink_triton
-from kernels.lora_tables import OFFSET_UNIT, RANK_BLOCK, TILE_ROWS
+from kernels import lora_add_triton, lora_delta_triton, lora_prefill_triton, lora_shrink_triton
+from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, TILE_ROWS
+from kernels.lora_tuning import DeltaTuning, ShrinkTuning, delta_tuning, shrink_tuning
 
 ARCHITECTURES = (80, 90)
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-BLOCKS = {"TILE_ROWS": TILE_ROWS, "RANK_BLOCK": RANK_BLOCK, "OFFSET_UNIT": OFFSET_UNIT}
+BLOCKS = {"RANK_BLOCK": RANK_BLOCK, "OFFSET_UNIT": OFFSET_UNIT, "NUM_SLICES": 2, "CAST": False}
 #: pointer arguments that are not of the compute dtype
 POINTERS = {
     "arena": "u8", "a_off": "i64", "b_off": "i64", "g_off": "i64", "c_off": "i64",
     "rank_of": "i32", "scale_of": "fp32", "tiles": "i32", "num_tiles": "i32", "spans": "i32",
-    "u": "fp32", "out": "fp32",
+    "live_at": "u8", "row_slot": "i32", "u": "fp32",
 }  # fmt: skip
 #: whole numbers that a model's shapes make multiples of 16; strides count elements
-ALIGNED_NUMBERS = ("x_stride", "y_stride", "out_row_stride", "out_slice_stride", "u_row_stride")
+ALIGNED_NUMBERS = (
+    "x_stride", "y_stride", "delta_stride", "u_split_stride", "u_row_stride", "u_slice_stride",
+)  # fmt: skip
+#: the two reductions of an 8B model: one partial is one read of a program, or it is longer
+IN_FEATURES = (4096, 14336)
+OUT_FEATURES = 28672
 
 
 def main() -> None:
     for architecture in ARCHITECTURES:
         for dtype in ITEM_BYTES:
-            shrink = {
-                "K": 4096,
-                "BLOCK_K": lora_shrink_triton.BLOCK_BYTES // ITEM_BYTES[dtype],
-                "CAST": False,
-                **BLOCKS,
-            }
-            expand = {
-                "NUM_SLICES": 3,
-                "BLOCK_N": lora_expand_triton.BLOCK_N,
-                "ALIGNED": True,
-                **BLOCKS,
-            }
-            stages = {"num_warps": lora_shrink_triton.NUM_WARPS, "num_stages": 3}
-            warps = {"num_warps": lora_expand_triton.NUM_WARPS}
-            report(lora_shrink_triton.shrink_kernel, dtype, architecture, shrink, stages)
-            report(lora_expand_triton.expand_kernel, dtype, architecture, expand, warps)
+            for in_features in IN_FEATURES:
+                for tile_rows in (TILE_ROWS, PREFILL_TILE_ROWS):
+                    shrink(dtype, architecture, in_features, tile_rows)
+            for tile_rows in (TILE_ROWS, PREFILL_TILE_ROWS):
+                delta(dtype, architecture, tile_rows)
+            constants = {"BLOCK_N": lora_add_triton.BLOCK_N, "OFFSET_UNIT": OFFSET_UNIT}
+            warps = {"num_warps": lora_add_triton.NUM_WARPS}
+            report(lora_add_triton.add_kernel, dtype, architecture, constants, warps)
+
+
+def shrink(dtype: str, architecture: int, in_features: int, tile_rows: int) -> None:
+    tuning = shrink_tuning(in_features, tile_rows)
+    constants = {
+        "K": in_features,
+        "SPLIT_K": tuning.split_k,
+        "BLOCK_K": tuning.block_k * 2 // ITEM_BYTES[dtype],
+        "TILE_ROWS": tile_rows,
+        **BLOCKS,
+    }
+    kernel = lora_prefill_triton.prefill_shrink_kernel
+    if tile_rows == TILE_ROWS:
+        kernel = lora_shrink_triton.shrink_kernel
+        constants |= {"WARPS": tuning.num_warps, "PDL": architecture >= 90}
+    else:
+        constants |= {"BLOCK_R": tuning.block_ranks}
+    report(kernel, dtype, architecture, constants, options_of(tuning))
+
+
+def delta(dtype: str, architecture: int, tile_rows: int) -> None:
+    tuning = delta_tuning(OUT_FEATURES, tile_rows)
+    constants = {
+        "COLUMN_BLOCKS": OUT_FEATURES // tuning.block_columns,
+        "NUM_SPLITS": 8,
+        "BLOCK_N": tuning.block_columns,
+        "ALIGNED": True,
+        **BLOCKS,
+    }
+    kernel = lora_prefill_triton.prefill_delta_kernel
+    if tile_rows == TILE_ROWS:
+        kernel = lora_delta_triton.delta_kernel
+        constants |= {
+            "SPLITS_POWER": 8,
+            "DOT_N": tuning.dot_columns,
+            "TILE_ROWS": tile_rows,
+            "PDL": architecture >= 90,
+        }
+    else:
+        constants |= {"DOT_ROWS": lora_prefill_triton.DOT_ROWS}
+    report(kernel, dtype, architecture, constants, options_of(tuning))
+
+
+def options_of(tuning: ShrinkTuning | DeltaTuning) -> dict[str, int]:
+    return {
+        "num_warps": tuning.num_warps,
+        "num_stages": tuning.num_stages,
+        "maxnreg": tuning.registers,
+    }
 
 
 def report(
@@ -63,7 +110,7 @@ def report(
     signature = dict.fromkeys(constants, "constexpr")
     attributes = {}
     for name in names:
-        pointer = POINTERS.get(name) or (dtype if name in ("x", "y") else None)
+        pointer = POINTERS.get(name) or (dtype if name in ("x", "y", "delta") else None)
         signature[name] = f"*{pointer}" if pointer else "i32"
         if pointer or name in ALIGNED_NUMBERS:
             attributes[(kernel.arg_names.index(name),)] = [["tt.divisibility", 16]]
@@ -78,7 +125,9 @@ def report(
                 "kernel": kernel.__name__,
                 "dtype": dtype,
                 "architecture": architecture,
+                "in_features": constants.get("K"),
                 "wide_loads": wide_loads(compiled.asm["ptx"]),
+                "narrow_loads": len(re.findall(r"ld\.global[.\w:]*\.b16", compiled.asm["ptx"])),
                 "shared_bytes": compiled.metadata.shared,
                 **resources(compiled.asm["cubin"]),
             }

@@ -14,12 +14,14 @@ import torch
 from kernels.lora_tables import (
     OFFSET_UNIT,
     RANK_BLOCK,
+    TILE_ROWS,
     SegmentPlan,
     SiteColumns,
     SiteTable,
     plan_segments,
     site_columns,
 )
+from kernels.lora_tuning import num_splits
 
 #: entries and cells before those under test, so that indexing errors show
 FIRST_ENTRY, CELL = 2, 1
@@ -37,9 +39,23 @@ class LoraCase:
     max_rank: int
 
     def empty_u(self) -> torch.Tensor:
-        """A NaN-poisoned output for the shrink."""
-        shape = (self.x.shape[0], self.columns.num_slices, self.max_rank)
+        """A NaN-poisoned output for the shrink; its rows are a little longer than they need be."""
+        num_rows, in_features = self.x.shape
+        splits = num_splits(in_features, self.plan.tile_rows)
+        shape = (splits, num_rows, self.columns.num_slices, self.max_rank + 3)
         return torch.full(shape, torch.nan, device=self.x.device)
+
+    @property
+    def row_slot(self) -> torch.Tensor:
+        """[T] int32, the slot of each row."""
+        slots = torch.full((self.x.shape[0],), -1, dtype=torch.int32)
+        for first_row, num_rows, slot in self.plan.segments:
+            slots[first_row : first_row + num_rows] = slot
+        return slots.to(self.x.device)
+
+    def view_of(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The rows and columns of y in a copy of its buffer."""
+        return torch.as_strided(buffer, self.y.shape, self.y.stride(), self.y.storage_offset())
 
 
 class ArenaBuilder:
@@ -94,6 +110,7 @@ def lora_case(
     dtype: torch.dtype,
     *,
     epilogue: bool = True,
+    tile_rows: int = TILE_ROWS,
     seed: int = 0,
     device: str = "cpu",
 ) -> LoraCase:
@@ -131,11 +148,14 @@ def lora_case(
                 a = normal(count, in_features) / in_features**0.5
                 a_off[slot, entry, block] = arena.add(a.to(dtype))
                 b_off[slot, entry, block] = arena.add((normal(count, num_cols) / 4).to(dtype))
-    table = SiteTable(arena.build(), a_off, b_off, rank_of, scale_of, g_off, c_off)
+    live = torch.zeros((num_slots, cells), dtype=torch.uint8)
+    at_site = slice(FIRST_ENTRY, FIRST_ENTRY + num_slices)
+    live[:, CELL] = (rank_of[:, at_site] > 0).any(1) | (c_off[:, CELL] >= 0)
+    table = SiteTable(arena.build(), a_off, b_off, rank_of, scale_of, g_off, c_off, live)
     target = torch.device(device)
     on_device = [getattr(table, name).to(target) for name in SiteTable.__slots__]
     # one more tile than is needed: it is not work, and it holds nonsense
-    plan = plan_segments(segments, num_rows // 16 + len(segments) + 1, target)
+    plan = plan_segments(segments, num_rows // 16 + len(segments) + 1, target, tile_rows)
     plan.tiles[int(plan.num_tiles[0]) :] = 1_000_000
     x = torch.full((num_rows, in_features + 3), torch.nan, dtype=dtype)
     x[:, :in_features] = normal(num_rows, in_features).to(dtype)

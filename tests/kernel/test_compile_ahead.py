@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-MAX_SHARED_BYTES = 48 * 1024
+MAX_SHARED_BYTES = 24 * 1024
 MAX_REGISTERS = 128
+KERNELS = 7
 
 
 @pytest.fixture(scope="module")
@@ -34,30 +35,35 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in child.stdout.splitlines()]
 
 
-def test_both_kernels_compile_for_both_architectures_and_all_dtypes(
+def test_all_kernels_compile_for_both_architectures_and_all_dtypes(
     variants: list[dict[str, Any]],
 ) -> None:
-    keys = {(v["kernel"], v["dtype"], v["architecture"]) for v in variants}
-    assert len(keys) == 2 * 3 * 2
+    keys = {(v["kernel"], v["in_features"], v["dtype"], v["architecture"]) for v in variants}
+    assert len(keys) == KERNELS * 3 * 2
 
 
 def test_weights_are_loaded_sixteen_bytes_a_thread(variants: list[dict[str, Any]]) -> None:
-    narrow = [variant for variant in variants if variant["wide_loads"] < 4]
+    narrow = [v for v in variants if v["wide_loads"] < 2 or v["narrow_loads"]]
     assert narrow == []
 
 
-def test_half_precision_kernels_stay_inside_their_registers_and_shared_memory(
+def test_half_precision_decode_kernels_leave_room_for_four_programs_of_a_multiprocessor(
     variants: list[dict[str, Any]],
 ) -> None:
     greedy = [
         variant
         for variant in variants
         if variant["dtype"] != "fp32"
+        and not variant["kernel"].startswith("prefill")
         and (
             variant["registers"] > MAX_REGISTERS
             or variant["shared_bytes"] > MAX_SHARED_BYTES
             or variant["stack_bytes"] > 16
-            or variant["spilled_bytes"]
         )
     ]
     assert greedy == []
+
+
+def test_nothing_spills_in_half_precision(variants: list[dict[str, Any]]) -> None:
+    spilled = [v for v in variants if v["dtype"] != "fp32" and v["spilled_bytes"]]
+    assert spilled == []

@@ -17,7 +17,9 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["test_lora_kernels.py"])
+@pytest.mark.parametrize(
+    "name", ["test_lora_kernels.py", "test_attention_kernels.py", "test_fused_kernels.py"]
+)
 def test_kernels_equal_their_references_in_the_interpreter(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name)]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
+from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
@@ -27,6 +29,15 @@ from engine_svc.types import (
 )
 
 NOTHING_LATE = LateInputs()
+#: a CPU's own way through a step; the GPU's on CPU tensors; the GPU's with graphs
+WAYS = ("eager", "static", pytest.param("cuda", marks=pytest.mark.gpu))
+WAY_OPTIONS: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "static": {"static_buffers": True},
+    "cuda": {"device": "cuda", "dtype": "float32"},
+}
+#: of logits of tiny models in fp32; a GPU sums products in another order at every shape
+WAY_TOLERANCE = {"cuda": 1e-3, **dict.fromkeys(("eager", "static", "kernels", "cpu"), 1e-4)}
 
 
 @dataclass
@@ -68,7 +79,7 @@ class DirectRunner:
                 file.write(bytes(-len(payload) % 4096))
         self.loaded: LoadedModel = load_model(
             model_dir,
-            ModelOptions(host_region_path=str(region), **options),  # type: ignore[arg-type]
+            ModelOptions(host_region_path=str(region), **{"device": "cpu", **options}),  # type: ignore[arg-type]
         )
         self.runner = self.loaded.runner
         self.free = list(range(self.loaded.num_pages))
@@ -78,6 +89,9 @@ class DirectRunner:
 
     def record_logits(self) -> None:
         """From now on each sequence keeps the logits row of every token it sampled."""
+        if isinstance(self.runner, GpuRunner):
+            self._record_launches(self.runner)
+            return
         model: Any = self.runner._model
         compute = model.logits
 
@@ -87,12 +101,25 @@ class DirectRunner:
 
         model.logits = recording
 
+    def _record_launches(self, runner: GpuRunner) -> None:
+        sampler: Any = runner._sampler
+        launch = sampler.launch
+
+        def recording(logits: torch.Tensor, *others: object) -> object:
+            # the buffer is written again by the next step
+            self._last_logits = logits.float().cpu().clone()
+            return launch(logits, *others)
+
+        sampler.launch = recording
+
     def close(self) -> None:
         self.loaded.slot_writer.close()
         self._folder.cleanup()
 
     def load_slot(self, slot: int, digest: str, num_pages: int) -> tuple[int, ...]:
         """Copy a packed adapter into pages; bound by the next step. Returns the pages."""
+        if isinstance(self.runner, GpuRunner):
+            self.runner.wait()  # tests write the arena on another stream
         pages = tuple(self.free.pop() for _ in range(num_pages))
         writer = self.loaded.slot_writer
         writer.start(SlotLoad(slot, digest, self.spans[digest], pages))

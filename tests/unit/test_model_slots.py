@@ -179,7 +179,15 @@ def test_a_cleared_row_is_poisoned_and_a_shorter_one_leaves_no_rest(bench: Bench
     short = replace(row, a_off=row.a_off[:, :1], b_off=row.b_off[:, :1])
     bench.rows.write(1, short)
     assert table.a_off[1, :, 1:].eq(-1).all()
+    sites = bench.layout.sites
+    for layer in range(bench.base.num_layers):
+        for index, site in enumerate(sites):
+            entry = bench.layout.entry(layer, site.first_slice)
+            some = bool(table.rank[1, entry : entry + site.num_slices].gt(0).any())
+            assert bool(table.live[1, bench.layout.site_cell(layer, index)]) == some
+    assert 0 < int(table.live[1].sum()) < table.live.shape[1]
     bench.rows.clear(1)
+    assert table.live.eq(0).all()
     for offsets in (table.a_off, table.b_off, table.g_off, table.c_off):
         assert offsets[1].eq(-1).all()
     assert table.rank[1].eq(0).all()
@@ -237,6 +245,7 @@ def test_a_gain_and_a_constant_change_the_rows_of_their_slot(bench: Bench) -> No
     vectors[: 2 * width] = torch.randn(2 * width, generator=torch.Generator().manual_seed(0))
     row.g_off[1], row.c_off[1] = free * units, free * units + width * 4 // 16
     bench.rows.write(1, row)
+    assert bench.rows.table.live[1, 1] == 1, "a constant alone"
     views = ViewLora(bench.arena.numbers, bench.layout, num_slots=3)
     views.bind(1, row)
     kernels = KernelLora(bench.rows, bench.layout, max_tokens=64, num_slots=3)

@@ -1,0 +1,131 @@
+"""Where the parts of the GPU's way meet: everything is allocated here, before serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_svc.layout import AdapterLayout
+from engine_svc.model.arena import Arena
+from engine_svc.model.gpu.allocation_guard import AllocationGuard
+from engine_svc.model.gpu.buckets import decode_buckets
+from engine_svc.model.gpu.buffers import TrunkBuffers
+from engine_svc.model.gpu.output_head import BLOCK_ROWS, OutputHead
+from engine_svc.model.gpu.page_table import PageTable
+from engine_svc.model.gpu.runner import GpuRunner
+from engine_svc.model.gpu.sampler import GpuSampler
+from engine_svc.model.gpu.sampler_state import SamplerState
+from engine_svc.model.gpu.site_deltas import SiteDeltas
+from engine_svc.model.gpu.slot_bindings import SlotBindings
+from engine_svc.model.gpu.step_shapes import StepLimits
+from engine_svc.model.gpu.stepper import Stepper
+from engine_svc.model.gpu.timeline import Timeline
+from engine_svc.model.gpu.trunk import Trunk
+from engine_svc.model.gpu.warm_up import WarmUp
+from engine_svc.model.lora import KernelLora
+from engine_svc.model.site_table import SiteTableRows
+from engine_svc.model.slot_writer import ArenaSlotWriter
+from engine_svc.model.vocabulary import AdapterVocabulary
+from engine_svc.model.weights import ModelWeights
+from kernels.decode_attention import decode_scratch
+from kernels.prefill_attention import tile_rows
+from loraplex.base_model import BaseModelSpec
+
+#: steps that may be in flight: one runs, one is enqueued
+MAX_RUN_AHEAD = 1
+_RING_DEPTH = MAX_RUN_AHEAD + 2
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLimits:
+    """Counts. `max_rows`: tokens of a step at most."""
+
+    max_rows: int
+    max_num_seqs: int
+    num_slots: int
+    context_tokens: int
+
+
+class GpuWorkspace:
+    """What does not depend on the arena, allocated before the arena takes the rest."""
+
+    def __init__(
+        self,
+        base: BaseModelSpec,
+        layout: AdapterLayout,
+        weights: ModelWeights,
+        limits: GpuLimits,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.limits, self.device = limits, device
+        self.buffers = TrunkBuffers(base, layout, limits.max_rows, dtype, device)
+        self.scratch = decode_scratch(
+            limits.max_num_seqs, base.num_heads, base.num_kv_heads, base.head_dim, device
+        )
+        self.sampler_state = SamplerState(
+            limits.max_num_seqs, base.vocab_size, limits.context_tokens, device
+        )
+        self.sampler = GpuSampler(
+            self.sampler_state, limits.max_num_seqs, device, ring_depth=_RING_DEPTH
+        )
+        self.head_rows = decode_buckets(limits.max_num_seqs)
+
+
+def build_gpu_runner(
+    base: BaseModelSpec,
+    weights: ModelWeights,
+    arena: Arena,
+    layout: AdapterLayout,
+    site_table: SiteTableRows,
+    slot_writer: ArenaSlotWriter,
+    workspace: GpuWorkspace,
+    *,
+    warm_up: bool,
+    capture: bool,
+) -> GpuRunner:
+    """Args: warm_up, run every kind of step once; capture, make graphs of them (a GPU only)."""
+    limits, device = workspace.limits, workspace.device
+    max_pages = min(-(-limits.context_tokens // arena.page_size), arena.num_pages)
+    page_table = PageTable(limits.max_num_seqs, max_pages, device)
+    deltas = SiteDeltas(site_table, layout, limits.max_rows)
+    trunk = Trunk(
+        base, weights, arena, deltas, workspace.buffers,
+        page_table.device_table, workspace.sampler.last_token, workspace.scratch,
+        limits.context_tokens,
+    )  # fmt: skip
+    prefill_rows = tile_rows(base.num_heads, base.num_kv_heads)
+    shapes = StepLimits(limits.max_rows, limits.max_num_seqs, limits.num_slots, prefill_rows)
+    stepper = Stepper(trunk, page_table, shapes, _RING_DEPTH, device)
+    head_lora = KernelLora(site_table, layout, BLOCK_ROWS, limits.num_slots)
+    vocabulary = AdapterVocabulary(
+        arena.numbers, layout, base.vocab_size, head_lora, limits.num_slots
+    )
+    head = OutputHead(weights.head, vocabulary, workspace.head_rows, arena.numbers)
+    guard = AllocationGuard(device)
+    runner = GpuRunner(
+        stepper,
+        head,
+        workspace.sampler,
+        vocabulary,
+        SlotBindings(site_table, head_lora, vocabulary, slot_writer),
+        arena,
+        Timeline(device, MAX_RUN_AHEAD + 1),
+        guard,
+        num_bytes=sum(
+            part.num_bytes
+            for part in (workspace.buffers, workspace.sampler_state, deltas, stepper, head)
+        ),
+    )
+    if warm_up:
+        arena.page(0).zero_()
+        WarmUp(
+            runner, stepper, site_table, layout, page_size=arena.page_size, max_pages=max_pages,
+            max_num_seqs=limits.max_num_seqs, max_rows=limits.max_rows,
+        ).run(capture=capture)  # fmt: skip
+        slot_writer.warm_up()
+    # weights and buffers were filled on another stream
+    runner.wait()
+    guard.arm()
+    return runner

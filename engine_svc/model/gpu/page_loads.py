@@ -1,0 +1,97 @@
+"""Copies page images from the host region into arena pages, beside the steps."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.model.arena import Arena
+from engine_svc.model.gpu.cuda import new_event, new_stream
+
+log = logging.getLogger(__name__)
+
+Image = npt.NDArray[np.uint8]
+#: page-locked pages through which images go when the region itself cannot be page-locked
+_BOUNCE_PAGES = 4
+_runtime: Any = torch.cuda.cudart
+
+
+class PageLoads:
+    """One side stream. Used on the slot writer's thread alone, after `lock`."""
+
+    def __init__(self, arena: Arena, device: torch.device) -> None:
+        self._arena, self._device = arena, device
+        self._stream = new_stream(device)
+        #: blocking: the thread sleeps, the core's loop keeps its processor
+        self._done = new_event(blocking=True)
+        self._locked = False
+        shape = (_BOUNCE_PAGES, arena.page_bytes)
+        self._bounce = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
+        self._sent = [new_event(blocking=True) for _ in range(_BOUNCE_PAGES)]
+
+    def stream(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def lock(self, region: mmap.mmap) -> bool:
+        """Page-lock the whole mapping, so that copies read it directly. False: they go through
+        page-locked pages of our own instead."""
+        address = np.frombuffer(region, np.uint8).ctypes.data
+        found: list[int] = []
+
+        def register() -> None:
+            torch.cuda.set_device(self._device.index or 0)
+            found.append(int(_runtime().cudaHostRegister(address, len(region), 0)))
+
+        # a thread of its own: a refusal stays its last error, not that of launches
+        thread = threading.Thread(target=register, name="host-register")
+        thread.start()
+        thread.join()
+        self._locked = found == [0]
+        if not self._locked:
+            log.warning(
+                "host_region.not_page_locked",
+                extra={"num_bytes": len(region), "cuda_error": found[0] if found else -1},
+            )
+        return self._locked
+
+    def write(self, page_ids: Sequence[int], images: Image) -> None:
+        """Start copying images [pages · page_bytes] into pages; `finish` waits."""
+        size = self._arena.page_bytes
+        with self.stream():
+            if self._locked:
+                for at, first, count in _runs(page_ids):
+                    source = torch.from_numpy(images[at * size : (at + count) * size])
+                    target = self._arena.bytes[first * size : (first + count) * size]
+                    target.copy_(source, non_blocking=True)
+                return
+            for at, page_id in enumerate(page_ids):
+                index = at % _BOUNCE_PAGES
+                self._sent[index].synchronize()
+                np.copyto(self._bounce[index].numpy(), images[at * size : (at + 1) * size])
+                self._arena.page(page_id).copy_(self._bounce[index], non_blocking=True)
+                self._sent[index].record()
+
+    def finish(self) -> None:
+        """Wait for everything on the side stream."""
+        self._done.record(self._stream)
+        self._done.synchronize()
+
+
+def _runs(page_ids: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(index of the first, first page, pages) of runs of consecutive pages."""
+    runs: list[tuple[int, int, int]] = []
+    for at, page in enumerate(page_ids):
+        if runs and runs[-1][1] + runs[-1][2] == page:
+            begin, first, count = runs.pop()
+            runs.append((begin, first, count + 1))
+        else:
+            runs.append((at, page, 1))
+    return runs

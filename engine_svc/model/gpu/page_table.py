@@ -1,0 +1,88 @@
+"""The page tables of all seats: on the device, with the host's picture of what is there.
+
+A chunk names all pages of its sequence. Only what differs from the seat's last chunk is sent; so a
+seat that is opened again, a page that was copied, a sequence that came back after a preemption
+need no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.model.gpu.staging import StagingRing
+from engine_svc.types import Chunk
+from kernels.scatter_pages import scatter_pages
+from loraplex.status import FieldInvalid
+
+Updates = npt.NDArray[np.int32]
+
+_INT32_NUMBERS = 2**31
+#: updates that one round beside the step's own inputs carries
+_ROUND = 4096
+
+
+class PageTable:
+    """[max_num_seqs, max_pages] int32 on the device."""
+
+    def __init__(self, num_seats: int, max_pages: int, device: torch.device) -> None:
+        """Raises: FieldInvalid when a flat index would not fit 32 bits."""
+        if num_seats * max_pages >= _INT32_NUMBERS:
+            raise FieldInvalid(
+                "max_num_seqs", num_seats,
+                f"below {_INT32_NUMBERS // max_pages} at {max_pages} pages a sequence",
+                reason="CONFIG_INVALID",
+            )  # fmt: skip
+        self.max_pages = max_pages
+        self.device_table = torch.zeros((num_seats, max_pages), dtype=torch.int32, device=device)
+        self._sent: list[tuple[int, ...]] = [()] * num_seats
+        self._round = torch.zeros(2 * _ROUND + 1, dtype=torch.int32, device=device)
+        self._ring = StagingRing(1, 2 * _ROUND + 1, device)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.device_table.nbytes + self._round.nbytes
+
+    def updates(self, chunks: Sequence[Chunk]) -> Updates:
+        """[n, 2] (flat index, page) that the device lacks for these chunks; it counts as sent."""
+        sent = self._sent
+        changed = [chunk for chunk in chunks if sent[chunk.seat] is not chunk.page_ids]
+        if not changed:
+            return _NONE
+        flat: list[int] = []
+        pages: list[int] = []
+        for chunk in changed:
+            before, after = sent[chunk.seat], chunk.page_ids
+            same = _common(before, after)
+            flat.extend(range(chunk.seat * self.max_pages + same,
+                              chunk.seat * self.max_pages + len(after)))  # fmt: skip
+            pages.extend(after[same:])
+            # a shorter list leaves the tail on the device as it is
+            longer = len(before) > len(after) and same == len(after)
+            sent[chunk.seat] = before if longer else after
+        return np.array((flat, pages), dtype=np.int32).T
+
+    def write(self, updates: Updates) -> None:
+        """More updates than a step's inputs have room for, in rounds; may wait for the device."""
+        for first in range(0, len(updates), _ROUND):
+            part = updates[first : first + _ROUND]
+            staged = self._ring.arrays[self._ring.acquire()]
+            staged[0] = len(part)
+            staged[1 : 1 + 2 * len(part)] = part.reshape(-1)
+            self._ring.copy_to(self._round, 1 + 2 * len(part))
+            scatter_pages(self._round[1:].view(-1, 2), self._round[:1], self.device_table)
+
+
+def _common(before: tuple[int, ...], after: tuple[int, ...]) -> int:
+    """Length of the common beginning; usually all of the shorter one."""
+    shorter = min(len(before), len(after))
+    if before[:shorter] == after[:shorter]:
+        return shorter
+    differs = (i for i, (old, new) in enumerate(zip(before, after, strict=False)) if old != new)
+    return next(differs)
+
+
+_NONE: Updates = np.zeros((0, 2), dtype=np.int32)

@@ -1,0 +1,56 @@
+"""Log probabilities of prompt tokens, for the requests that ask: in blocks that bound the logits'
+memory, without a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine_svc.model.gpu.output_head import BLOCK_ROWS, OutputHead
+from engine_svc.model.gpu.step_rows import StepRows
+from engine_svc.model.logprobs import RankedTokens, rank_tokens
+from engine_svc.types import Chunk, PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlock:
+    """Positions first_position … of one seat's sequence; `ranked` may still be on its way."""
+
+    seat: int
+    first_position: int
+    top: int
+    targets: list[int]
+    ranked: RankedTokens
+
+    def collect(self) -> PromptLogprobs:
+        """Waits for the device."""
+        tokens = self.ranked.rows(self.targets, [self.top] * len(self.targets))
+        return PromptLogprobs(self.seat, self.first_position, tuple(tokens))
+
+
+def prompt_blocks(
+    chunks: Sequence[Chunk], rows: StepRows, hidden: torch.Tensor, head: OutputHead
+) -> list[PromptBlock]:
+    """What prompt_logprobs asked for. hidden [T, C]."""
+    blocks: list[PromptBlock] = []
+    if all(chunk.prompt_logprobs is None for chunk in chunks):
+        return blocks
+    for chunk, first_row in zip(chunks, rows.first_rows.tolist(), strict=True):
+        if chunk.prompt_logprobs is not None:
+            blocks.extend(_of_chunk(chunk, hidden[first_row:], chunk.prompt_logprobs, head))
+    return blocks
+
+
+def _of_chunk(chunk: Chunk, hidden: torch.Tensor, top: int, head: OutputHead) -> list[PromptBlock]:
+    following = [*chunk.token_ids[1:], chunk.next_prompt_token]
+    targets = following if chunk.next_prompt_token >= 0 else following[:-1]
+    blocks = []
+    for start in range(0, len(targets), BLOCK_ROWS):
+        block = targets[start : start + BLOCK_ROWS]
+        rows = hidden[start : start + len(block)]
+        logits = head.of_segments(rows, ((0, len(block), chunk.slot),)).float()
+        ranked = rank_tokens(logits, torch.tensor(block, device=hidden.device), top)
+        blocks.append(PromptBlock(chunk.seat, chunk.start + start + 1, top, block, ranked))
+    return blocks

@@ -1,0 +1,80 @@
+"""What adapters add to a site's output, computed beside the base's GEMM and added by its
+consumer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_svc.layout import RANK_BLOCK, AdapterLayout, Site
+from engine_svc.model.site_table import SiteTableRows
+from kernels.lora_delta import lora_delta
+from kernels.lora_shrink import lora_shrink
+from kernels.lora_tables import (
+    PREFILL_TILE_ROWS,
+    TILE_ROWS,
+    LoraDelta,
+    SegmentPlan,
+    SiteColumns,
+    site_columns,
+)
+from kernels.lora_tuning import num_splits
+
+#: padded rows up to which a step's work items are short, as decodes need them; partial sums of
+#: longer ones would take too much memory
+SHORT_STEP_ROWS = 512
+
+
+def lora_tile_rows(padded: int) -> int:
+    """Rows of a work item in a step of so many rows."""
+    return TILE_ROWS if padded <= SHORT_STEP_ROWS else PREFILL_TILE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdapters:
+    """The adapters of one step: which rows are whose. row_slot [T] int32, −1 = none."""
+
+    plan: SegmentPlan
+    row_slot: torch.Tensor
+
+
+class SiteDeltas:
+    """Shrink and expand of the layers' sites, through the site table."""
+
+    def __init__(self, rows: SiteTableRows, layout: AdapterLayout, max_rows: int) -> None:
+        device = rows.table.arena.device
+        self._table, self._layout = rows.table, layout
+        self._rank = -(-rows.max_rank // RANK_BLOCK) * RANK_BLOCK
+        sizes = {min(max_rows, SHORT_STEP_ROWS), max_rows}
+        longest = max(
+            num_rows * self._partials(site, num_rows) for num_rows in sizes for site in layout.sites
+        )
+        self._u = torch.empty(longest, device=device)
+        self._columns: list[SiteColumns] = [
+            site_columns([(p.col0, p.num_cols) for p in layout.slices_of(0, site)], device)
+            for site in layout.sites
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        return self._u.nbytes
+
+    def _partials(self, site: Site, num_rows: int) -> int:
+        """Numbers of u a row."""
+        parts = num_splits(site.in_features, lora_tile_rows(num_rows))
+        return parts * site.num_slices * self._rank
+
+    def compute(
+        self, layer: int, site: int, x: torch.Tensor, step: StepAdapters, delta: torch.Tensor
+    ) -> LoraDelta:
+        """Args: x [T, in_features]; delta [T, out_features], written on the rows of adapters that
+        are live at the site."""
+        shape = self._layout.sites[site]
+        first_entry = self._layout.entry(layer, shape.first_slice)
+        cell = self._layout.site_cell(layer, site)
+        rows, slices = x.shape[0], shape.num_slices
+        u = self._u[: rows * self._partials(shape, rows)].view(-1, rows, slices, self._rank)
+        lora_shrink(x, self._table, step.plan, first_entry, shape.num_slices, u)
+        lora_delta(u, self._table, step.plan, first_entry, self._columns[site], cell, delta)
+        return LoraDelta(delta, step.row_slot, self._table, cell)

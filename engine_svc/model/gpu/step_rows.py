@@ -1,0 +1,155 @@
+"""From the core's plan to the numbers of a step's inputs: vectorised, since every step pays it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_svc.model.gpu.step_inputs import Array
+from engine_svc.types import Chunk
+
+Ints = npt.NDArray[np.int64]
+_LATE = (-1,)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one step, as its chunks name them.
+
+    Args:
+        num_rows: T, without padding.
+        first_rows: first row of each chunk.
+        segments: (first_row, num_rows, slot) of rows of one slot, −1 the base.
+        sample_rows, sample_seats: of each token to sample, in the plan's order.
+        sample_positions: tokens of the sequence before the sampled one.
+        sample_segments: as segments, of the sampled rows.
+        samples_all: every row is sampled once, in order.
+        num_lora_tiles, num_prefill_tiles: work items.
+    """
+
+    num_rows: int
+    first_rows: Ints
+    segments: tuple[tuple[int, int, int], ...]
+    sample_rows: Ints
+    sample_seats: list[int]
+    sample_positions: list[int]
+    sample_segments: tuple[tuple[int, int, int], ...]
+    samples_all: bool
+    num_lora_tiles: int
+    num_prefill_tiles: int
+
+
+def fill_rows(
+    chunks: Sequence[Chunk],
+    staged: dict[str, Array],
+    padded: int,
+    tile_rows: int,
+    prefill_rows: int,
+) -> StepRows:
+    """Write all fields of `staged` but the page updates for `padded` rows.
+
+    Args: tile_rows, rows of a LoRA work item; prefill_rows, of a prefill tile.
+    """
+    seats, slots, starts, counts, tokens, _, sampling, *_ = zip(*chunks, strict=True)
+    seat, slot = np.array(seats, dtype=np.int64), np.array(slots, dtype=np.int64)
+    start, count = np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)
+    end = np.cumsum(count)
+    first, num_rows = end - count, int(end[-1])
+    if num_rows == len(chunks):
+        row_seat, row_slot, positions = seat, slot, start
+    else:
+        row_seat, row_slot = np.repeat(seat, count), np.repeat(slot, count)
+        positions = np.arange(num_rows) + np.repeat(start - first, count)
+    _fill(staged["token_ids"], _token_ids(tokens, num_rows), padded, -1)
+    _fill(staged["positions"], positions, padded, 0)
+    _fill(staged["row_seat"], row_seat, padded, -1)
+    _fill(staged["row_slot"], row_slot, padded, -1)
+    decodes = first[count == 1]
+    _fill(staged["decode_rows"], decodes, len(staged["decode_rows"]), -1)
+    _fill_prefills(staged, seat, start, first, count, prefill_rows)
+    segments = _runs(row_slot)
+    _fill_lora(staged, segments, tile_rows)
+    sampled = [len(seats) for seats in sampling]
+    samples_all = num_rows == len(chunks) and sampled == [1] * num_rows
+    sample_rows = end - 1 if samples_all else np.repeat(end - 1, sampled)
+    _fill(staged["sample_rows"], sample_rows, len(staged["sample_rows"]), 0)
+    sample_segments = segments if samples_all else _runs(row_slot[sample_rows])
+    return StepRows(
+        num_rows=num_rows,
+        first_rows=first,
+        segments=_tuples(segments),
+        sample_rows=sample_rows,
+        sample_seats=list(chain.from_iterable(sampling)),
+        sample_positions=(positions[sample_rows] + 1).tolist(),
+        sample_segments=_tuples(sample_segments),
+        samples_all=samples_all,
+        num_lora_tiles=int(staged["num_tiles"][0]),
+        num_prefill_tiles=int(staged["num_prefill_tiles"][0]),
+    )
+
+
+def _token_ids(tokens: Sequence[tuple[int, ...]], num_rows: int) -> Ints:
+    if not any(tokens):
+        return np.full(num_rows, -1)
+    named = chain.from_iterable(ids or _LATE for ids in tokens)
+    return np.fromiter(named, dtype=np.int64, count=num_rows)
+
+
+def _fill(target: Array, values: Ints, padded: int, padding: int) -> None:
+    target[: len(values)] = values
+    target[len(values) : padded] = padding
+
+
+def _fill_prefills(
+    staged: dict[str, Array], seat: Ints, start: Ints, first: Ints, count: Ints, size: int
+) -> None:
+    target = staged["prefill_tiles"]
+    long = np.flatnonzero(count > 1)
+    assert len(target) or not len(long), "a step of decodes alone has no room for prompts"
+    chunk, begin, rows = _cut(count[long], size)
+    at, n = long[chunk], len(chunk)
+    # those that see most positions begin first: a long one that began last would run alone
+    order = np.argsort(-(start[at] + begin + rows), kind="stable")
+    at, begin, rows = at[order], begin[order], rows[order]
+    target[:n, 0] = first[at] + begin
+    target[:n, 1] = rows
+    target[:n, 2] = seat[at]
+    target[:n, 3] = start[at] + begin
+    staged["num_prefill_tiles"][0] = n
+
+
+def _fill_lora(staged: dict[str, Array], segments: Ints, size: int) -> None:
+    live = segments[segments[:, 2] >= 0]
+    segment, begin, rows = _cut(live[:, 1], size)
+    target, n = staged["tiles"], len(segment)
+    target[:n, 0] = live[segment, 2]
+    target[:n, 1] = live[segment, 0] + begin
+    target[:n, 2] = rows
+    staged["num_tiles"][0] = n
+
+
+def _cut(counts: Ints, size: int) -> tuple[Ints, Ints, Ints]:
+    """Pieces of at most `size` rows: (which count, first row inside it, rows) of each."""
+    pieces = -(-counts // size)
+    whose = np.repeat(np.arange(len(counts)), pieces)
+    begin = (np.arange(len(whose)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * size
+    return whose, begin, np.minimum(counts[whose] - begin, size)
+
+
+def _runs(slots: Ints) -> Ints:
+    """[n, 3] (first_row, num_rows, slot) of equal neighbours."""
+    if not len(slots):
+        return np.zeros((0, 3), dtype=np.int64)
+    begins = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
+    rows = np.diff(begins, append=len(slots))
+    found = slots[begins]
+    assert len(np.unique(found)) == len(found), "chunks not grouped by slot"
+    return np.stack((begins, rows, found), axis=1)
+
+
+def _tuples(segments: Ints) -> tuple[tuple[int, int, int], ...]:
+    return tuple((first, rows, slot) for first, rows, slot in segments.tolist())

@@ -1,0 +1,66 @@
+"""The capacities of a step's inputs, and views of them for one padded number of rows. A view's
+shape decides a launch's grid, so a captured step and its later replays share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_svc.model.gpu.site_deltas import SHORT_STEP_ROWS, StepAdapters, lora_tile_rows
+from engine_svc.model.gpu.step_inputs import InputSizes, StepInputs
+from engine_svc.model.gpu.step_rows import StepRows
+from engine_svc.model.gpu.trunk import TrunkStep
+from kernels.lora_tables import SegmentPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What bounds a step. `prefill_rows`: rows of a prefill tile at most."""
+
+    max_rows: int
+    max_num_seqs: int
+    num_slots: int
+    prefill_rows: int
+
+    def lora_tiles(self, rows: int) -> int:
+        return rows // lora_tile_rows(rows) + min(rows, self.num_slots)
+
+    def prefill_tiles(self, rows: int) -> int:
+        return rows // self.prefill_rows + min(rows // 2, self.max_num_seqs)
+
+    def decode_sizes(self) -> InputSizes:
+        """Of steps without prompts: usually at most one new page a row."""
+        rows = self.max_num_seqs
+        return InputSizes(rows, rows, self.lora_tiles(rows), 0, 2 * rows)
+
+    def mixed_sizes(self) -> InputSizes:
+        rows, seqs = self.max_rows, self.max_num_seqs
+        lora_tiles = max(map(self.lora_tiles, {rows, min(rows, SHORT_STEP_ROWS)}))
+        return InputSizes(rows, seqs, lora_tiles, self.prefill_tiles(rows), rows + seqs)
+
+
+def trunk_step(
+    inputs: StepInputs, limits: StepLimits, padded: int, rows: StepRows | None, with_lora: bool
+) -> TrunkStep:
+    """Args: rows, of the step that runs; None: of any step with so many padded rows, as a capture
+    needs it."""
+    device = inputs.on_device
+    has_prefills = inputs.sizes.prefill_tiles > 0
+    num_prefills = limits.prefill_tiles(padded) if rows is None else rows.num_prefill_tiles
+    adapters = None
+    if with_lora:
+        segments = () if rows is None else tuple(s for s in rows.segments if s[2] >= 0)
+        num_tiles = limits.lora_tiles(padded) if rows is None else rows.num_lora_tiles
+        tiles = device["tiles"][:num_tiles]
+        plan = SegmentPlan(segments, tiles, device["num_tiles"], lora_tile_rows(padded))
+        adapters = StepAdapters(plan, device["row_slot"][:padded])
+    return TrunkStep(
+        token_ids=device["token_ids"][:padded],
+        positions=device["positions"][:padded],
+        row_seat=device["row_seat"][:padded],
+        decode_rows=device["decode_rows"][: min(padded, inputs.sizes.decodes)],
+        prefill_tiles=device["prefill_tiles"][:num_prefills] if has_prefills else None,
+        num_prefill_tiles=device["num_prefill_tiles"],
+        updates=device["updates"],
+        num_updates=device["num_updates"],
+        adapters=adapters,
+    )

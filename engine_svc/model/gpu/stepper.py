@@ -1,0 +1,104 @@
+"""From chunks to hidden states: stage the inputs, then replay a captured step or launch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine_svc.model.gpu.buckets import bucket_of, decode_buckets, mixed_buckets, padded_rows
+from engine_svc.model.gpu.graphs import GraphKey, StepGraphs
+from engine_svc.model.gpu.page_table import PageTable
+from engine_svc.model.gpu.site_deltas import lora_tile_rows
+from engine_svc.model.gpu.step_inputs import StepInputs
+from engine_svc.model.gpu.step_rows import StepRows, fill_rows
+from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
+from engine_svc.model.gpu.trunk import Trunk, TrunkStep
+from engine_svc.types import Chunk
+
+#: changes the embeddings of a step in place
+Amend = Callable[[TrunkStep, StepRows, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """A step whose inputs are on their way to the device."""
+
+    key: GraphKey
+    rows: StepRows
+    inputs: StepInputs
+
+
+class Stepper:
+    """Steps of decodes alone and steps with prompts, each with inputs of their own."""
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        page_table: PageTable,
+        limits: StepLimits,
+        ring_depth: int,
+        device: torch.device,
+    ) -> None:
+        self._trunk, self._page_table, self._limits = trunk, page_table, limits
+        self._decodes = StepInputs(limits.decode_sizes(), ring_depth, device)
+        self._mixed = StepInputs(limits.mixed_sizes(), ring_depth, device)
+        self.decode_buckets = decode_buckets(limits.max_num_seqs)
+        self.mixed_buckets = mixed_buckets(self.decode_buckets, limits.max_rows)
+        self._graphs = StepGraphs()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._decodes.num_bytes + self._mixed.num_bytes + self._page_table.num_bytes
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def stage(self, chunks: Sequence[Chunk]) -> StagedStep:
+        """Send the inputs of a step; it must run before the next one is staged."""
+        num_rows = sum([chunk.num_tokens for chunk in chunks])
+        has_prompts = num_rows > len(chunks) or num_rows > self._limits.max_num_seqs
+        if has_prompts:
+            inputs = self._mixed
+            bucket = bucket_of(self.mixed_buckets, num_rows)
+            padded = bucket or padded_rows(num_rows, self._limits.max_rows)
+        else:
+            inputs = self._decodes
+            padded = bucket_of(self.decode_buckets, num_rows) or num_rows
+        assert num_rows <= padded, f"{num_rows} rows in a step, at most {self._limits.max_rows}"
+        staged = inputs.acquire()
+        rows = fill_rows(
+            chunks, staged, padded, lora_tile_rows(padded), self._limits.prefill_rows
+        )  # fmt: skip
+        updates = self._page_table.updates(chunks)
+        room = inputs.sizes.updates
+        if len(updates) > room:
+            self._page_table.write(updates[room:])
+            updates = updates[:room]
+        staged["updates"][: len(updates)] = updates
+        staged["num_updates"][0] = len(updates)
+        inputs.send()
+        key = GraphKey(padded, has_prompts, rows.num_lora_tiles > 0)
+        return StagedStep(key, rows, inputs)
+
+    def run(self, staged: StagedStep, amend: Amend | None = None) -> torch.Tensor:
+        """Hidden states [padded rows, C] after the final norm, valid until the next run."""
+        if amend is None and staged.key in self._graphs:
+            self._graphs.replay(staged.key)
+            return self._trunk.hidden(staged.key.rows)
+        rows = staged.rows
+        step = trunk_step(
+            staged.inputs, self._limits, staged.key.rows, rows, staged.key.with_lora
+        )  # fmt: skip
+        if amend is None:
+            return self._trunk.run(step)
+        return self._trunk.run(step, lambda embedded: amend(step, rows, embedded))
+
+    def capture(self, staged: StagedStep) -> None:
+        """Record the launches of steps like this one, which has run before."""
+        key = staged.key
+        step = trunk_step(staged.inputs, self._limits, key.rows, None, key.with_lora)
+        self._trunk.run(step)
+        self._graphs.capture(key, lambda: self._trunk.run(step))

@@ -1,0 +1,129 @@
+"""Before serving: run and capture every kind of step, so that nothing is compiled, loaded or
+allocated later."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from engine_svc.layout import AdapterLayout
+from engine_svc.model.gpu.buckets import padded_rows
+from engine_svc.model.gpu.runner import GpuRunner
+from engine_svc.model.gpu.stepper import Stepper
+from engine_svc.model.site_table import SiteTableRows, SlotRow
+from engine_svc.types import NO_SLOT, Chunk, LateInputs, SamplingParams, SeatOpening, StepPlan
+
+log = logging.getLogger(__name__)
+
+_SLOT = 0
+_RANK = 16
+#: everything that a sampler may be asked for, in one seat or another
+_SAMPLING = (
+    SamplingParams(max_tokens=1, seed=0, temperature=0.0),
+    SamplingParams(max_tokens=1, seed=0, top_p=0.9, top_k=20, min_p=0.01, logprobs=2),
+    SamplingParams(
+        max_tokens=1, seed=0, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+        min_tokens=1, stop_token_ids=(0,), logit_bias=((0, 1.0),),
+    ),
+)  # fmt: skip
+
+
+class WarmUp:
+    """Steps over page 0 and a synthetic adapter in slot 0, through the runner's own verbs."""
+
+    def __init__(
+        self,
+        runner: GpuRunner,
+        stepper: Stepper,
+        site_table: SiteTableRows,
+        layout: AdapterLayout,
+        *,
+        page_size: int,
+        max_pages: int,
+        max_num_seqs: int,
+        max_rows: int,
+    ) -> None:
+        self._runner, self._stepper, self._site_table = runner, stepper, site_table
+        self._layout, self._page_size = layout, page_size
+        self._longest = max_pages * page_size
+        self._max_num_seqs, self._max_rows = max_num_seqs, max_rows
+        self._step = -1
+
+    @torch.inference_mode()
+    def run(self, *, capture: bool) -> None:
+        """Everything once; with `capture`, every bucket becomes a graph."""
+        begun = time.perf_counter()
+        self._runner.wait()
+        self._site_table.write(_SLOT, synthetic_row(self._layout))
+        for chunks, is_bucket in self._steps():
+            self._run(chunks, capture and is_bucket)
+        self._site_table.clear(_SLOT)
+        self._runner.wait()
+        log.info(
+            "model.warmed_up",
+            extra={
+                "seconds": round(time.perf_counter() - begun, 2),
+                "graphs": self._stepper.num_graphs,
+            },
+        )
+
+    def _steps(self) -> Iterator[tuple[list[Chunk], bool]]:
+        """Largest first, so that memory is asked for once; whether a graph is made of it."""
+        stepper = self._stepper
+        largest = max(stepper.mixed_buckets, default=0)
+        eager = {padded_rows(self._max_rows >> shift, self._max_rows) for shift in range(8)}
+        for slot in (_SLOT, NO_SLOT):
+            for rows in sorted((n for n in eager if n > max(largest, 1)), reverse=True):
+                yield self._prompts(rows, slot), False
+            for rows in reversed(stepper.mixed_buckets):
+                yield self._prompts(rows, slot), True
+            for rows in reversed(stepper.decode_buckets):
+                yield [self._chunk(seat, slot, 1, 1) for seat in range(rows)], True
+
+    def _prompts(self, rows: int, slot: int) -> list[Chunk]:
+        """As few prompts as fit the context, and one decode where there is a seat for it."""
+        chunks: list[Chunk] = []
+        while rows > 0 and len(chunks) < self._max_num_seqs:
+            count = min(rows, self._longest)
+            if count == rows and count > 2 and len(chunks) + 1 < self._max_num_seqs:
+                count -= 1
+            chunks.append(self._chunk(len(chunks), slot, 0, count))
+            rows -= count
+        return chunks
+
+    def _chunk(self, seat: int, slot: int, start: int, count: int) -> Chunk:
+        pages = (0,) * -(-(start + count) // self._page_size)
+        tokens = () if start else (0,) * count
+        return Chunk(seat, slot, start, count, tokens, pages, (seat,))
+
+    def _run(self, chunks: Sequence[Chunk], capture: bool) -> None:
+        self._step -= 1
+        openings = tuple(
+            SeatOpening(chunk.seat, _SAMPLING[chunk.seat % len(_SAMPLING)], 0, (0,), (0,))
+            for chunk in chunks
+        )
+        plan = StepPlan(self._step, tuple(chunks), openings)
+        self._runner.forward(plan)
+        self._runner.sample(plan, LateInputs())
+        self._runner.collect(plan.step)
+        if capture:
+            self._runner.capture(plan)
+
+
+def synthetic_row(layout: AdapterLayout) -> SlotRow:
+    """An adapter of rank 16 at every site of the layers, all of whose blocks are the arena's first
+    bytes: its numbers mean nothing."""
+    entries, cells = layout.num_entries, layout.num_site_cells
+    inner = np.arange(entries) < layout.num_layers * len(layout.slices)
+    offsets = np.where(inner, 0, -1).astype(np.int64)[:, None]
+    none = np.full(cells, -1, np.int64)
+    return SlotRow(
+        digest="warm-up",
+        rank=np.where(inner, _RANK, 0).astype(np.int32),
+        scale=np.ones(entries, np.float32),
+        a_off=offsets, b_off=offsets, g_off=none, c_off=none, tables={},
+    )  # fmt: skip

@@ -1,0 +1,207 @@
+"""A captured step serves later ones: other sequences, other adapters, other pages.
+
+On a CPU a "graph" is the launches themselves, called again with the views that the capture saw, so
+whatever a launch took from the step that was captured shows. The kernels' references learn their
+segments from the work list on the device then, as the kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_svc.model.gpu import site_deltas, stepper
+from engine_svc.model.gpu.graphs import GraphKey
+from engine_svc.model.gpu.warm_up import WarmUp
+from engine_svc.types import NO_SLOT, LateInputs, SamplingParams, StepPlan
+from kernels.lora_tables import SegmentPlan
+from tests.support.direct_runner import WAY_OPTIONS, WAY_TOLERANCE, DirectRunner, SeatedSequence
+from tests.support.oracle import Comparison, Oracle, pack, write_checkpoint, write_peft_adapter
+
+GREEDY = SamplingParams(max_tokens=64, seed=0, temperature=0.0)
+#: an adapter of all linears, one of a few, one with gains and constants
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "all": {"r": 9, "target_modules": "all-linear"},
+    "few": {"r": 33, "target_modules": ["v_proj", "down_proj"], "layers_to_transform": [1]},
+    "DoRA and biases": {"r": 4, "target_modules": "all-linear", "use_dora": True, "bias": "all"},
+}
+MAX_ROWS, MAX_NUM_SEQS = 96, 12
+
+
+class FakeGraphs:
+    """StepGraphs of launches that run again when they are replayed."""
+
+    def __init__(self) -> None:
+        self.launches: dict[GraphKey, Callable[[], object]] = {}
+        self.replayed: list[GraphKey] = []
+
+    def __len__(self) -> int:
+        return len(self.launches)
+
+    def __contains__(self, key: GraphKey) -> bool:
+        return key in self.launches
+
+    def capture(self, key: GraphKey, launch: Callable[[], object]) -> None:
+        self.launches[key] = launch
+
+    def replay(self, key: GraphKey) -> None:
+        self.replayed.append(key)
+        self.launches[key]()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    root = tmp_path_factory.mktemp("replay")
+    folder = write_checkpoint(root / "m", "Qwen2ForCausalLM", seed=8)
+    adapters = {
+        name: write_peft_adapter(folder, root / str(seed), seed=seed, lora_alpha=16, **config)
+        for seed, (name, config) in enumerate(ADAPTERS.items())
+    }
+    return folder, adapters
+
+
+@pytest.fixture(params=["static", pytest.param("cuda", marks=pytest.mark.gpu)])
+def run(
+    request: pytest.FixtureRequest,
+    model: tuple[Path, dict[str, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[DirectRunner]:
+    folder, adapters = model
+    options: dict[str, Any] = {
+        "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_ROWS, "arena_bytes": 1 << 24,
+        "max_lora_rank": 64, **WAY_OPTIONS[request.param],
+    }  # fmt: skip
+    if request.param == "static":
+        monkeypatch.setattr(stepper, "StepGraphs", FakeGraphs)
+        for name in ("lora_shrink", "lora_delta"):
+            monkeypatch.setattr(site_deltas, name, _by_work_list(getattr(site_deltas, name)))
+    shapes = DirectRunner(folder, arena_bytes=1 << 20)
+    packed = [pack(path, shapes.loaded.base, shapes.loaded.layout) for path in adapters.values()]
+    run = DirectRunner(folder, {digest: data for digest, _, data in packed}, **options)
+    if request.param == "static":
+        _warm_up(run)
+    run.record_logits()
+    for slot, (digest, num_pages, _) in enumerate(packed):
+        run.load_slot(slot, digest, num_pages)
+    yield run
+    run.close()
+
+
+def _by_work_list(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def wrapped(left: torch.Tensor, table: Any, plan: SegmentPlan, *others: Any) -> torch.Tensor:
+        work = plan.tiles[: int(plan.num_tiles)].tolist()
+        assert all(rows <= plan.tile_rows for _, _, rows in work)
+        segments = tuple((first, rows, slot) for slot, first, rows in work)
+        return op(left, table, replace(plan, segments=segments), *others)
+
+    return wrapped
+
+
+def _warm_up(run: DirectRunner) -> None:
+    inner: Any = run.runner
+    inner._arena.page(0).zero_()
+    WarmUp(
+        inner, inner._stepper, inner._bindings._site_table, run.loaded.layout,
+        page_size=run.loaded.page_size, max_pages=256 // run.loaded.page_size,
+        max_num_seqs=MAX_NUM_SEQS, max_rows=MAX_ROWS,
+    ).run(capture=True)  # fmt: skip
+
+
+def test_every_bucket_is_captured_with_and_without_adapters(run: DirectRunner) -> None:
+    found: Any = run.runner
+    steps = found._stepper
+    assert steps.num_graphs == 2 * (len(steps.decode_buckets) + len(steps.mixed_buckets))
+    assert steps.decode_buckets == (1, 2, 4, 8, 12)
+    assert steps.mixed_buckets == (64,)
+
+
+def test_replays_follow_adapters_prompts_and_pages_as_they_change(
+    run: DirectRunner, model: tuple[Path, dict[str, Path]]
+) -> None:
+    folder, adapters = model
+    slots = [0, 1, 2, NO_SLOT, NO_SLOT, 2, 0, 1, 1, 0]
+    everyone = [
+        SeatedSequence(seat, slot, [(11 * seat + 3 * i) % 130 for i in range(2 + 3 * seat)], GREEDY)
+        for seat, slot in enumerate(slots)
+    ]
+    # each round another mix decodes, and a prompt comes in beside it
+    for joined in range(1, len(everyone) + 1):
+        run.generate(everyone[joined - 1 : joined], 1)
+        mix = [one for at, one in enumerate(everyone[:joined]) if (at + joined) % 3]
+        for _ in range(2):
+            run.run([(one, 1) for one in mix])
+        if joined < len(everyone):
+            coming = everyone[joined]
+            run.run([*((one, 1) for one in mix), (coming, len(coming.prompt))])
+    oracles = [Oracle(folder, {"it": path}) for path in adapters.values()]
+    plain, comparison = Oracle(folder), Comparison()
+    for one in everyone:
+        oracle, name = (plain, None) if one.slot == NO_SLOT else (oracles[one.slot], "it")
+        comparison.check(oracle, name, one, one.logits, WAY_TOLERANCE[run.loaded.device])
+    comparison.assert_few_close_calls()
+
+
+def test_steps_in_flight_read_the_tokens_of_the_step_before_on_the_device(
+    run: DirectRunner,
+) -> None:
+    def sequences() -> list[SeatedSequence]:
+        prompts = [[7, 8, 9], [4] * 11, [100, 3], [5, 5]]
+        return [SeatedSequence(s, s - 1, prompt, GREEDY) for s, prompt in enumerate(prompts)]
+
+    expected = sequences()
+    run.generate(expected, 12)
+    for one in expected:
+        run.release(one)
+    ahead = sequences()
+    run.run([(one, len(one.prompt)) for one in ahead])
+    launched: list[tuple[StepPlan, list[SeatedSequence]]] = []
+    for _ in range(11):
+        plan, _ = run.plan([(one, 1) for one in ahead], None, run_ahead=1)
+        samples = tuple(chunk._replace(sample_seats=(chunk.seat,)) for chunk in plan.chunks)
+        plan = replace(plan, chunks=samples)
+        run.runner.forward(plan)
+        run.runner.sample(plan, LateInputs())
+        launched.append((plan, ahead))
+        if len(launched) > 1:
+            _take(run, launched.pop(0))
+    _take(run, launched.pop(0))
+    assert [one.outputs for one in ahead] == [one.outputs for one in expected]
+
+
+def _take(run: DirectRunner, launched: tuple[StepPlan, list[SeatedSequence]]) -> None:
+    plan, sequences = launched
+    by_seat = {one.seat: one for one in sequences}
+    for sample in run.runner.collect(plan.step).samples:
+        by_seat[sample.seat].outputs.append(sample.token_id)
+
+
+@pytest.mark.gpu
+def test_steady_decoding_allocates_nothing_on_the_device(
+    model: tuple[Path, dict[str, Path]],
+) -> None:
+    folder, adapters = model
+    shapes = DirectRunner(folder, arena_bytes=1 << 20)
+    digest, num_pages, packed = pack(
+        adapters["all"], shapes.loaded.base, shapes.loaded.layout
+    )  # fmt: skip
+    run = DirectRunner(
+        folder, {digest: packed}, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_ROWS,
+        arena_bytes=1 << 24, **WAY_OPTIONS["cuda"],
+    )  # fmt: skip
+    run.load_slot(0, digest, num_pages)
+    everyone = [
+        SeatedSequence(seat, seat % 2 - 1, [seat + 1] * (4 + seat), GREEDY) for seat in range(9)
+    ]
+    runner: Any = run.runner
+    run.generate(everyone, 40)
+    assert runner.num_serving_allocations == 0
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(20):
+        run.run([(one, 1) for one in everyone])
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    run.close()
