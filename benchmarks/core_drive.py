@@ -107,9 +107,10 @@ class CoreDriver:
                     tokens += item.stats.completion_tokens
             if report.idle:
                 time.sleep(0.0005)
+        wall_s = time.monotonic() - began
         while not self._core.step().idle:
             pass
-        return Driven(tokens, time.monotonic() - began, tuple(tpot), tuple(plan))
+        return Driven(tokens, wall_s, tuple(tpot), tuple(plan))
 
     def _submit(self, ref: AdapterRef | None, prompt: int, output: int) -> None:
         self._number += 1
