@@ -47,7 +47,12 @@ class Driven:
 
 
 def core_limits(
-    model: LoadedModel, max_loras: int, max_num_seqs: int, max_num_batched_tokens: int
+    model: LoadedModel,
+    max_loras: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    *,
+    prefix_cache: bool = False,
 ) -> EngineLimits:
     """As the engine has them, with run-ahead wherever it is served."""
     return EngineLimits(
@@ -61,7 +66,7 @@ def core_limits(
         context_tokens=model.context_tokens,
         max_queue_wait_s=86400.0,
         run_ahead=int(model.device != "cpu"),
-        prefix_cache=False,
+        prefix_cache=prefix_cache,
         max_wanted=max(16, 2 * max_loras),
         prefetch_adapters=max_loras,
     )
@@ -102,9 +107,10 @@ class CoreDriver:
                     tokens += item.stats.completion_tokens
             if report.idle:
                 time.sleep(0.0005)
+        wall_s = time.monotonic() - began
         while not self._core.step().idle:
             pass
-        return Driven(tokens, time.monotonic() - began, tuple(tpot), tuple(plan))
+        return Driven(tokens, wall_s, tuple(tpot), tuple(plan))
 
     def _submit(self, ref: AdapterRef | None, prompt: int, output: int) -> None:
         self._number += 1

@@ -35,9 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         region = AdapterRegion(memory.path, model.base, model.layout)
         refs = [one.ref for one in region.write((options.rank,) * options.adapters)]
+        # as an engine has it by default: no two prompts here are equal
         limits = core_limits(
-            model, options.max_loras, options.max_num_seqs, options.max_num_batched_tokens
-        )
+            model, options.max_loras, options.max_num_seqs, options.max_num_batched_tokens,
+            prefix_cache=True,
+        )  # fmt: skip
         core = CoreDriver(model, limits, region)
         asked = [refs[i % len(refs)] if refs else None for i in range(options.streams)]
         core.run(asked, options.prompt, options.output)

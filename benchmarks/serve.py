@@ -10,7 +10,6 @@ completions. docs/compare.md shows how both are used to compare servers.
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
 import tempfile
@@ -39,8 +38,10 @@ SEED = 20261129
 #: vLLM 0.26.0 on one H200, same shape and load, measured on 2026-11-29
 PEER_FINISHED_PER_S, PEER_TTFT_P99_S, PEER_LAST_DECILE = 11.2, 34.9, 0.07
 
-FULL = Serving("8b", "cuda", 1000, 16, 8, 32, 256, 8192, 2048, 0, "12GiB", 2)
-TINY = Serving("tiny", "cpu", 8, 4, 2, 4, 16, 256, 512, 64 << 20, "64MiB", 1)
+#: a disk cache that holds no adapter: as for the peer, what the host lacks comes from a file in the
+#: page cache
+FULL = Serving("8b", "cuda", 1000, 16, 8, 32, 256, 8192, 2048, 0, "12GiB", "64MiB", 2)
+TINY = Serving("tiny", "cpu", 8, 4, 2, 4, 16, 256, 512, 64 << 20, "64MiB", "64MiB", 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,13 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.adapters:
         serving = replace(serving, adapters=options.adapters)
     with (
-        tempfile.TemporaryDirectory(prefix="lpx-bench-") as scratch,
+        tempfile.TemporaryDirectory(prefix="lpx-bench-", dir=options.scratch) as scratch,
         BenchStack(Path(scratch), serving) as stack,
     ):
         if options.prepare:
             seconds = stack.fill(options.clients)
-            stack.stack.stop()
-            shutil.copy(stack.database, options.prepare)
+            stack.keep_database(options.prepare)
             print(f"{serving.adapters} adapters published in {seconds:.0f} s")
             return 0
         return _on_our_stack(options, serving, stack)
@@ -198,6 +198,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--clients", type=int, default=4, help="publishing at a time; default 4")
     add("--prepare", type=Path, help="only publish, and keep the registry's database here")
     add("--prepared", type=Path, help="database of --prepare: nothing is published")
+    add("--scratch", type=Path, help="folder for blobs and caches; default: /tmp")
     add("--results", type=Path, help="folder for the rows")
     return parser.parse_args(argv)
 

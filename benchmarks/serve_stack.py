@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -38,6 +40,7 @@ class Serving:
     context_tokens: int
     arena_bytes: int
     host_cache: str
+    disk_cache: str
     frontends: int
 
     @property
@@ -53,7 +56,7 @@ class Serving:
             "--max-num-batched-tokens", str(self.max_num_batched_tokens),
             "--max-model-len", str(self.context_tokens),
             "--arena-bytes", str(self.arena_bytes), "--host-cache-bytes", self.host_cache,
-            "--disk-cache-bytes", self.host_cache, "--frontends", str(self.frontends),
+            "--disk-cache-bytes", self.disk_cache, "--frontends", str(self.frontends),
             "--max-queue-wait", "3600", "--drain-seconds", "1",
         )  # fmt: skip
 
@@ -73,10 +76,6 @@ class BenchStack:
     def __exit__(self, *_: object) -> None:
         self.stack.stop()
 
-    @property
-    def database(self) -> Path:
-        return self.stack.folder / DATABASE
-
     def fill(self, clients: int) -> float:
         """Start the registry and publish all adapters. Returns: seconds of publishing."""
         address = self.stack.start_registry(*LOOPBACK)
@@ -85,9 +84,17 @@ class BenchStack:
         )
         return publish(address, self._files(), self.names, clients)
 
+    def keep_database(self, target: Path) -> None:
+        """A copy of the registry's database, for `restore`; journals and all."""
+        with (
+            contextlib.closing(sqlite3.connect(self.stack.folder / DATABASE)) as source,
+            contextlib.closing(sqlite3.connect(target)) as copy,
+        ):
+            source.backup(copy)
+
     def restore(self, database: Path) -> None:
         """Start the registry on a copy of a database that `fill` made, with new blobs."""
-        shutil.copy(database, self.database)
+        shutil.copy(database, self.stack.folder / DATABASE)
         self._files().put_weights((self.stack.folder / "blobs").as_uri())
         self.stack.start_registry(*LOOPBACK)
 

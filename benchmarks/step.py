@@ -116,6 +116,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--shape", choices=tuple(SHAPES), default="8b", help="tiny: a dry run")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--static-buffers", action="store_true", help="on a CPU: the GPU's way through a step"
+    )
     parser.add_argument("--prefill", action="store_true", help="compute every prompt, copy none")
     parser.add_argument("--arena-gib", type=float, default=48.0, help="default 48")
     parser.add_argument("--context-tokens", type=int, default=2048, help="default 2048")

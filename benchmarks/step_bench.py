@@ -74,6 +74,7 @@ def open_bench(
             max_num_batched_tokens=size.batched_tokens,
             context_tokens=options.context_tokens,
             load_format="dummy",
+            static_buffers=options.static_buffers,
         ),
     )
     load_s = time.perf_counter() - began

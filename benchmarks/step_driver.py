@@ -22,6 +22,7 @@ from engine_svc.types import (
     SlotBinding,
     SlotLoad,
     StepPlan,
+    StepResult,
 )
 
 NOTHING_LATE = LateInputs()
@@ -32,9 +33,11 @@ FIRST_TOKEN = 7
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One run of decode steps. `ended_s`: when each step's tokens were on the host."""
+    """One run of decode steps. `ended_s`: when each step's tokens were on the host;
+    `compute_s`: how long each ran on the device."""
 
     ended_s: tuple[float, ...]
+    compute_s: tuple[float, ...]
     #: [sequence][token], in the order of seats
     tokens: tuple[tuple[int, ...], ...]
 
@@ -131,22 +134,22 @@ class StepDriver:
                 for seat, slot in enumerate(slots)
             ]
             plans.append(self._plan(chunks, openings if number == 0 else ()))
-        ended, samples = self._run(plans)
+        ended, results = self._run(plans)
         by_seat = [[0] * steps for _ in slots]
-        for number, step in enumerate(samples):
-            for seat, token in step:
-                by_seat[seat][number] = token
-        return Decoded(tuple(ended), tuple(map(tuple, by_seat)))
+        for number, result in enumerate(results):
+            for sample in result.samples:
+                by_seat[sample.seat][number] = sample.token_id
+        compute_s = tuple(result.compute_s for result in results)
+        return Decoded(tuple(ended), compute_s, tuple(map(tuple, by_seat)))
 
-    def _run(self, plans: Sequence[StepPlan]) -> tuple[list[float], list[list[tuple[int, int]]]]:
+    def _run(self, plans: Sequence[StepPlan]) -> tuple[list[float], list[StepResult]]:
         """Each plan is launched before the one before it is collected."""
         ended: list[float] = []
-        samples: list[list[tuple[int, int]]] = []
+        results: list[StepResult] = []
 
         def collect(plan: StepPlan) -> None:
-            result = self._runner.collect(plan.step)
+            results.append(self._runner.collect(plan.step))
             ended.append(time.perf_counter())
-            samples.append([(sample.seat, sample.token_id) for sample in result.samples])
 
         before: StepPlan | None = None
         for plan in plans:
@@ -156,7 +159,7 @@ class StepDriver:
             before = plan
         if before is not None:
             collect(before)
-        return ended, samples
+        return ended, results
 
     def _launch(self, plan: StepPlan) -> None:
         self._runner.forward(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from benchmarks import step_checks
 from benchmarks.core_drive import CoreDriver, core_limits
@@ -39,11 +40,13 @@ def measure_fragments(recorder: Recorder, bench: Bench, rounds: int) -> None:
         for case in (whole, three, each):
             _add_tpot(recorder, bench, case, samples[case], None)
         for case in (three, each):
-            taxes = [a / b for a, b in zip(samples[case], samples[whole], strict=True)]
+            taxes = [a / b for a, b in zip(samples[case].tpot, samples[whole].tpot, strict=True)]
             name = case.name
             recorder.add(f"tax of {name}", taxes, "×", better="lower")
         ratio = bench.floor_bytes(each) / bench.floor_bytes(whole)
-        beyond = [a / b - ratio for a, b in zip(samples[each], samples[whole], strict=True)]
+        beyond = [
+            a / b - ratio for a, b in zip(samples[each].tpot, samples[whole].tpot, strict=True)
+        ]
         recorder.add(f"tax of {each.name}, beyond its bytes", beyond, "×", better="lower")
 
 
@@ -122,18 +125,30 @@ def _checked(bench: Bench, case: Case) -> Mapping[int, tuple[int, ...]]:
     return step_checks.streams_by_slot(slots, decoded.tokens)
 
 
-def _rounds(bench: Bench, cases: Sequence[Case], rounds: int) -> dict[Case, list[float]]:
-    """Seconds a token, by case."""
-    samples: dict[Case, list[float]] = {case: [] for case in cases}
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Seconds by round: a token, and the median step on the device."""
+
+    tpot: list[float] = field(default_factory=list)
+    device: list[float] = field(default_factory=list)
+
+
+def _rounds(bench: Bench, cases: Sequence[Case], rounds: int) -> dict[Case, _Samples]:
+    samples = {case: _Samples() for case in cases}
     for _ in range(rounds):
         for case in cases:
-            samples[case].append(bench.decode(case).tpot_s)
+            decoded = bench.decode(case)
+            samples[case].tpot.append(decoded.tpot_s)
+            samples[case].device.append(statistics.median(decoded.compute_s))
     return samples
 
 
 def _add_tpot(
-    recorder: Recorder, bench: Bench, case: Case, samples: Sequence[float], peer: float | None
+    recorder: Recorder, bench: Bench, case: Case, samples: _Samples, peer: float | None
 ) -> None:
     floor = 1e3 * bench.floor_bytes(case) / bench.floor.bytes_per_s
-    in_ms = [1e3 * one for one in samples]
+    in_ms = [1e3 * one for one in samples.tpot]
     recorder.add(case.title, in_ms, "ms", better="lower", floor=floor, peer=peer)
+    on_device = [1e3 * one for one in samples.device]
+    title = case.title.replace("TPOT", "device time")
+    recorder.add(title, on_device, "ms", better="lower", floor=floor)

@@ -18,14 +18,17 @@ from pathlib import Path
 from engine_svc.adapters.folder_weights import FolderWeights
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.core.engine import EngineCore
-from engine_svc.core.ports import WeightsSource
+from engine_svc.core.ports import Runner, WeightsSource
+from engine_svc.floor import FloorMeter, StepFloor
 from engine_svc.frontend.generate import Serving
 from engine_svc.frontend.inputs import PromptReader
 from engine_svc.frontend.models import Models
 from engine_svc.frontend.observer import Observers
 from engine_svc.frontend.text.model_text import ModelText
+from engine_svc.layout import DTYPE_BYTES
 from engine_svc.messages import CoreHello
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
+from engine_svc.model.device_rates import DeviceRates, runtime_bytes
 from engine_svc.names import NameMap
 from engine_svc.picture import picture
 from engine_svc.processes.core_loop import CoreLoop
@@ -78,8 +81,32 @@ def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedMode
     )
 
 
-def build_core(settings: EngineSettings, model: LoadedModel, weights: WeightsSource) -> CoreParts:
-    """The core on its model. Raises: FailedPrecondition: limits that no engine can keep."""
+def metered(model: LoadedModel, rates: DeviceRates) -> FloorMeter:
+    """The model's runner, telling the floor of every step."""
+    base, item_bytes = model.base, DTYPE_BYTES[model.dtype]
+    vocabulary_bytes = base.vocab_size * base.hidden_size * item_bytes
+    floor = StepFloor(
+        bytes_per_s=rates.bytes_per_s,
+        flops_per_s=rates.flops_per_s,
+        # a step reads the head, but of the embeddings only its tokens' rows
+        weights_bytes=model.weights_bytes - vocabulary_bytes,
+        kv_token_bytes=model.layout.page_bytes // model.page_size,
+        page_bytes=model.layout.page_bytes,
+        flops_a_token=2 * (model.weights_bytes - 2 * vocabulary_bytes) // item_bytes,
+    )
+    return FloorMeter(model.runner, floor)
+
+
+def build_core(
+    settings: EngineSettings,
+    model: LoadedModel,
+    weights: WeightsSource,
+    runner: Runner | None = None,
+) -> CoreParts:
+    """The core on its model; `runner` None: the model's own.
+
+    Raises: FailedPrecondition: limits that no engine can keep.
+    """
     limits = EngineLimits(
         max_loras=settings.max_loras,
         max_num_seqs=settings.max_num_seqs,
@@ -108,9 +135,14 @@ def build_core(settings: EngineSettings, model: LoadedModel, weights: WeightsSou
         prefix_cache=settings.enable_prefix_caching,
     )
     try:
-        core = EngineCore(limits, model.runner, model.slot_writer, weights, MonotonicClock())
+        core = EngineCore(
+            limits, runner or model.runner, model.slot_writer, weights, MonotonicClock()
+        )
     except ValueError as error:
         raise FailedPrecondition(f"settings: {error}", reason="CONFIG_INVALID") from error
+    arena_bytes = model.num_pages * model.layout.page_bytes
+    known_bytes = model.weights_bytes + model.workspace_bytes + arena_bytes
+    in_runtime = runtime_bytes(model.device, known_bytes)
 
     def snapshot() -> CoreSnapshot:
         return picture(
@@ -118,6 +150,7 @@ def build_core(settings: EngineSettings, model: LoadedModel, weights: WeightsSou
             max_loras=settings.max_loras,
             weights_bytes=model.weights_bytes,
             workspace_bytes=model.workspace_bytes,
+            runtime_bytes=in_runtime,
             host_cache_bytes=settings.host_cache_bytes,
         )
 

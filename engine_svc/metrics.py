@@ -69,12 +69,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("loraplex_step_seconds", ("core",), "histogram",
            "Seconds of a step by part: plan, gpu (the runner's work, also on a CPU), commit.",
            ("part",), _STEP_SECONDS),
+    Metric("loraplex_step_floor_seconds", ("core",), "histogram",
+           "Least time of a step: the bytes it must read over the GPU's measured bandwidth, or its "
+           "products over their rate. Its sum over that of part gpu is the useful share. "
+           "On a GPU only.", (), _STEP_SECONDS),
     Metric("loraplex_step_deferred_sequences_total", ("core",), "counter",
            "Sequences that could not join a step, by reason.", ("reason",)),
     Metric("loraplex_waiting_sequences", ("core",), "gauge", "Sequences that wait."),
     Metric("loraplex_running_sequences", ("core",), "gauge", "Sequences that run."),
     Metric("loraplex_gpu_memory_bytes", ("core",), "gauge",
-           "The device's memory by part: weights, kv, adapters, free, workspace.", ("part",)),
+           "The device's memory by part: weights, kv, adapters, free, workspace, runtime (context, "
+           "kernels, graphs, libraries).", ("part",)),
     Metric("loraplex_adapter_resident_bytes", ("core", "loader"), "gauge",
            "Bytes of adapters by tier: slot, host, disk (the caches as of the last load).",
            ("tier",)),

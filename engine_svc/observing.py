@@ -126,6 +126,10 @@ class StepMetrics:
             self._show(self._snapshot())
         self._was_idle = report.idle
 
+    def floor(self, seconds: float) -> None:
+        """Of the step that was launched last."""
+        self._metrics.observe("loraplex_step_floor_seconds", seconds)
+
     def _count(self, report: StepReport) -> None:
         observe = self._metrics.observe
         observe("loraplex_step_batch_size", report.num_sequences)
@@ -145,7 +149,7 @@ class StepMetrics:
         put, memory = self._metrics.set, state.memory
         put("loraplex_waiting_sequences", state.waiting_sequences)
         put("loraplex_running_sequences", state.running_sequences)
-        for part in ("weights", "kv", "adapters", "free", "workspace"):
+        for part in ("weights", "kv", "adapters", "free", "workspace", "runtime"):
             put("loraplex_gpu_memory_bytes", getattr(memory, f"{part}_bytes"), part=part)
         resident = sum(one.num_bytes for one in state.residents if one.tier == "slot")
         put("loraplex_adapter_resident_bytes", resident, tier="slot")

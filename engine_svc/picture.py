@@ -12,6 +12,7 @@ def picture(
     max_loras: int,
     weights_bytes: int,
     workspace_bytes: int,
+    runtime_bytes: int = 0,
     host_cache_bytes: int,
 ) -> CoreSnapshot:
     """Pages become bytes. Keys and values that only the prefix cache keeps count as kv."""
@@ -29,6 +30,7 @@ def picture(
             adapters_bytes=core.adapter_pages * page_bytes,
             free_bytes=core.free_pages * page_bytes,
             workspace_bytes=workspace_bytes,
+            runtime_bytes=runtime_bytes,
             host_cache_bytes=host_cache_bytes,
             page_bytes=page_bytes,
             num_pages=core.num_pages,

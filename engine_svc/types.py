@@ -402,6 +402,8 @@ class MemorySnapshot:
     adapters_bytes: int = 0
     free_bytes: int = 0
     workspace_bytes: int = 0
+    #: what the device holds beyond all this: context, kernels, graphs, libraries
+    runtime_bytes: int = 0
     host_cache_bytes: int = 0
     page_bytes: int = 0
     num_pages: int = 0

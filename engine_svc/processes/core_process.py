@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine_svc.compose import build_core, load_engine_model
+from engine_svc.compose import build_core, load_engine_model, metered
 from engine_svc.messages import ChildReady, CoreHello, FrontendHello, PeerStalled
+from engine_svc.model.device_rates import measure_rates
 from engine_svc.observing import StepMetrics
 from engine_svc.processes.child import Child
 from engine_svc.processes.core_loop import CoreLoop
@@ -18,10 +19,14 @@ def run(child: Child) -> None:
     boot, settings = child.boot, child.boot.settings
     sockets = Path(boot.socket_dir)
     loader = LoaderLink(str(sockets / "loader"), boot.authkey, wake=lambda: None)
+    rates = measure_rates(settings.device)
     model = load_engine_model(settings, Path(boot.host_region_path))
-    parts = build_core(settings, model, loader)
+    meter = None if rates is None else metered(model, rates)
+    parts = build_core(settings, model, loader, meter)
     process = _CoreProcess(child, parts.hello)
     metrics = StepMetrics(settings.max_adapter_series, parts.snapshot)
+    if meter is not None:
+        meter.observe = metrics.floor
     loop = CoreLoop(parts.core, parts.snapshot, metrics.stepped, process.stalled)
     process.loop = loop
     loader.wake, loader.shares = loop.wake, loop.share

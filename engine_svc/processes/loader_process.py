@@ -4,6 +4,7 @@ core. The core and the frontends connect to its one socket.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -34,6 +35,8 @@ from engine_svc.types import WeightsFailed, WeightsReady
 from loraplex.base_folder import find_base_folder, read_base_folder
 from loraplex.blobs import open_blob_store
 from loraplex.status import FailedPrecondition
+
+_MIN_FETCHES, _MAX_FETCHES = 2, 8
 
 
 def run(child: Child) -> None:
@@ -181,7 +184,7 @@ class _LoaderProcess:
             self._store, self.watch, self._disk, self._base, layout, settings.max_lora_rank
         )
         loader = Loader(
-            fetcher, self._region, max_adapters=settings.max_cpu_loras,
+            fetcher, self._region, max_adapters=settings.max_cpu_loras, threads=_fetch_threads(),
             on_answer=self._answered.set,
         )  # fmt: skip
         threading.Thread(
@@ -207,6 +210,12 @@ class _LoaderProcess:
                         )  # fmt: skip
                     if self._core is not None:
                         self._core.put(answer)
+
+
+def _fetch_threads() -> int:
+    """Reading, hashing and packing let go of the interpreter: two threads, or a quarter of the
+    cores."""
+    return max(_MIN_FETCHES, min(_MAX_FETCHES, len(os.sched_getaffinity(0)) // 4))
 
 
 def _weights_note(load_format: str) -> str:

@@ -25,10 +25,11 @@ from engine_svc.packed import check_packed, decode_header
 from loraplex.base_model import parse_config
 
 
+@pytest.mark.parametrize("way", [[], ["--static-buffers"]])
 def test_dry_run_measures_every_part_and_finds_no_wrong_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: list[str]
 ) -> None:
-    arguments = ["--shape", "tiny", "--device", "cpu", "--arena-gib", "0.06", "--quick"]
+    arguments = ["--shape", "tiny", "--device", "cpu", "--arena-gib", "0.06", "--quick", *way]
     parts = [word for part in step.PARTS for word in ("--only", part)]
     assert step.main([*arguments, *parts, "--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -111,7 +111,7 @@ def test_steps_are_observed_and_the_state_shown_when_the_core_falls_idle() -> No
     base = FlowKey(ServiceClass.INTERACTIVE, "default", "")
     states = [
         CoreSnapshot(
-            memory=MemorySnapshot(kv_bytes=7, free_bytes=3),
+            memory=MemorySnapshot(kv_bytes=7, free_bytes=3, runtime_bytes=5),
             residents=(ResidentAdapter(ref, "slot", 40),),
             flows=(
                 FlowSnapshot(flow, ref, waited_s=0.5, wait_bound_s=2.0, service_lag=-3.0),
@@ -130,6 +130,7 @@ def test_steps_are_observed_and_the_state_shown_when_the_core_falls_idle() -> No
     assert seen["loraplex_step_seconds_sum", "gpu"] == 0.25
     assert seen["loraplex_step_deferred_sequences_total", "place"] == 2
     assert seen["loraplex_gpu_memory_bytes", "kv"] == 7
+    assert seen["loraplex_gpu_memory_bytes", "runtime"] == 5
     assert seen["loraplex_adapter_resident_bytes", "slot"] == 40
     assert seen["loraplex_adapter_evictions_total", "slot"] == 2
     assert seen["loraplex_flow_wait_seconds", "sql-lora"] == 0.5

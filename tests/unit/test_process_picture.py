@@ -26,13 +26,17 @@ def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
         slot_evictions=5, preemptions=0, draining=True,
         turns=(TurnSnapshot(ref, 1.0, 2.0, 3, 4),), step_s=0.25,
     )  # fmt: skip
-    seen = picture(core, max_loras=2, weights_bytes=1000, workspace_bytes=50, host_cache_bytes=500)
+    seen = picture(
+        core, max_loras=2, weights_bytes=1000, workspace_bytes=50, runtime_bytes=7,
+        host_cache_bytes=500,
+    )  # fmt: skip
     memory = seen.memory
     assert (memory.kv_bytes, memory.adapters_bytes, memory.free_bytes) == (300, 300, 400)
     assert memory.kv_bytes + memory.adapters_bytes + memory.free_bytes == 10 * 100
     assert (memory.weights_bytes, memory.workspace_bytes, memory.host_cache_bytes) == (
         1000, 50, 500,
     )  # fmt: skip
+    assert memory.runtime_bytes == 7
     assert (seen.max_loras, seen.steps, seen.draining) == (2, 9, True)
     assert seen.residents[0].adapter is ref
     assert seen.residents[0].holds_place
