@@ -130,6 +130,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     real = real_groups[:, None] & real_dims[None, :]
     table = page_table + seat * table_stride
     keys = pages + layer.to(tl.int64) * (2 * PLANE) + kv_head * DIM
+    columns = tl.arange(0, BLOCK_N)
+    page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
     if PDL:
         cuda.gdc_wait()
     q_tile = tl.load(q + row * (HEADS * DIM) + head_numbers, mask=real, other=0.0)
@@ -140,8 +142,6 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     values = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
     # of softmax's exponents, to the base 2; one fused operation a score applies it
     scale = 1.4426950408889634 / DIM**0.5
-    columns = tl.arange(0, BLOCK_N)
-    page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
     for n in range(first, end, BLOCK_N):
         position = n + columns
         live = position < end
