@@ -18,7 +18,8 @@ import argparse
 import gc
 import sys
 import tempfile
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, ROOT, Recorder, cpu_name
@@ -56,10 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if SHARDS in options.only:
             measure_shards(recorder, folder, SHAPES[options.shape], options.device, rounds)
         failures: list[str] = []
+        many: list[float] = []
         if {*STEPS} & {*options.only}:
             failures, many = _many_places(recorder, folder, options, size, rounds)
             _free(options.device)
-        if PLACES in options.only:
+        if PLACES in options.only and many:
             more, few = _few_places(recorder, folder, options, size, rounds)
             record_places(recorder, size, few, many)
             failures += more
@@ -78,15 +80,22 @@ def _many_places(
     recorder.add("adapters, host to slots", [rate], "GB/s", better="higher")
     recorder.add("copy bandwidth", [bench.floor.bytes_per_s / 1e9], "GB/s", better="higher")
     with_peer = options.shape == "8b" and "h200" in device_name(options.device, "")
-    if TPOT in options.only:
-        measure_tpot(recorder, bench, rounds, with_peer)
-    if FRAGMENTS in options.only:
-        measure_fragments(recorder, bench, rounds)
-    many = measure_places(bench, rounds) if PLACES in options.only else []
-    if PREFILL in options.only:
-        measure_prefill(recorder, bench, rounds, with_peer)
-    if CORE in options.only:
-        measure_core(recorder, bench, rounds)
+    many: list[float] = []
+    parts: dict[str, Callable[[], None]] = {
+        PLACES: lambda: many.extend(measure_places(bench, rounds)),
+        TPOT: lambda: measure_tpot(recorder, bench, rounds, with_peer),
+        FRAGMENTS: lambda: measure_fragments(recorder, bench, rounds),
+        PREFILL: lambda: measure_prefill(recorder, bench, rounds, with_peer),
+        CORE: lambda: measure_core(recorder, bench, rounds),
+    }
+    for name, measure in parts.items():
+        if name in options.only:
+            try:
+                measure()
+            except Exception:
+                # the other parts are still worth their time on a GPU
+                traceback.print_exc()
+                bench.failures.append(f"{name} broke off")
     bench.close()
     return bench.failures, many
 
