@@ -5,7 +5,7 @@
     prefill       prompts with adapters against prompts without
     core          the same load as requests: planning, admission, commit
     places        one adapter, few places against many
-    shards        a checkpoint from the page cache to the device (16 GB of scratch; asked for)
+    shards        a checkpoint from the page cache to the device (16 GB of scratch)
 
 Weights and adapters are random. Steps are driven through the Runner with hand-made plans, one
 ahead; adapters are copied by the slot writer. Floor: bytes that a step must read over the bandwidth
@@ -121,7 +121,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round; rows go elsewhere")
     parser.add_argument(
-        "--only", choices=PARTS, action="append", help="repeatable; default all but shards"
+        "--only",
+        choices=PARTS,
+        action="append",
+        help="repeatable; default all, but shards not with --quick",
     )
     parser.add_argument("--shape", choices=tuple(SHAPES), default="8b", help="tiny: a dry run")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -134,7 +137,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="folder for the rows")
     parser.add_argument("--scratch", type=Path, help="folder for the shards; default: /tmp")
     options = parser.parse_args(argv)
-    options.only = tuple(options.only or STEPS)
+    options.only = tuple(options.only or (STEPS if options.quick else PARTS))
     return options
 
 
