@@ -35,6 +35,7 @@ from benchmarks.attention_peers import copied_layers, peers
 from benchmarks.harness import RESULTS, ROOT, Recorder
 from benchmarks.replays import copy_bytes_per_s, measure
 from kernels.decode_attention import decode_attention, decode_scratch
+from kernels.decode_attention_triton import decode_attention_triton
 from kernels.prefill_attention import prefill_attention, tile_rows
 
 PARTIAL = ROOT / ".loraplex" / "benchmarks"
@@ -83,10 +84,15 @@ class Bench:
             return
         # a prefill fills a GPU by itself and reads little
         count = self.shape.layers if decodes else min(4, self.shape.layers)
-        others = peers(batch)
-        versions = {"ours": lambda: _all(one_layer, count), **others}
-        times = measure(versions, self.replays, self.device)
+        versions = {"ours": lambda: _all(one_layer, count)}
+        if decodes and self.device.type == "cuda":
+            dependent = ours_decode(batch, pdl=True)
+            versions["pdl"] = lambda: _all(dependent, count)
+        times = measure({**versions, **peers(batch)}, self.replays, self.device)
         seconds = [one / count for one in times.pop("ours")]
+        if "pdl" in times:
+            with_pdl = statistics.median(times.pop("pdl")) / count * 1e6
+            print(f"    with programmatic dependent launch: {with_pdl:.1f} µs")
         others_us = {
             name: statistics.median(of) / copied_layers(batch) * 1e6 for name, of in times.items()
         }
@@ -109,17 +115,27 @@ class Bench:
             self.recorder.add(f"{case.name}: rate", rates, "TFLOP/s", better="higher")
 
 
-def ours_decode(batch: Batch) -> Callable[[int], None]:
+def ours_decode(batch: Batch, pdl: bool = False) -> Callable[[int], None]:
     shape = batch.shape
     scratch = decode_scratch(
         len(batch.runs), shape.heads, shape.kv_heads, shape.dim, batch.q.device
     )
 
+    arguments = (
+        batch.q,
+        batch.pages,
+        batch.page_table,
+        batch.rows,
+        batch.row_seat,
+        batch.positions,
+    )
+
     def one_layer(layer: int) -> None:
-        decode_attention(
-            batch.q, batch.pages, batch.page_table, batch.rows, batch.row_seat, batch.positions,
-            layer, shape.kv_heads, 0, batch.out, scratch,
-        )  # fmt: skip
+        rest = (layer, shape.kv_heads, 0, batch.out, scratch)
+        if pdl:
+            decode_attention_triton(*arguments, *rest, pdl=True)
+        else:
+            decode_attention(*arguments, *rest)
 
     return one_layer
 

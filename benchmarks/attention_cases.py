@@ -127,7 +127,9 @@ def make_batch(case: Case, shape: Shape, pages: torch.Tensor) -> Batch:
     needed = [-(-(start + new) // PAGE_SIZE) for start, new in case.chunks]
     free = torch.randperm(pages.shape[0], generator=torch.Generator().manual_seed(1)).int()
     page_table = torch.zeros((len(needed), max(needed)), dtype=torch.int32)
-    row_seat, positions, runs = [], [], []
+    row_seat: list[int] = []
+    positions: list[int] = []
+    runs = []
     taken = first = 0
     for seat, ((start, new), count) in enumerate(zip(case.chunks, needed, strict=True)):
         page_table[seat, :count] = free[taken : taken + count]

@@ -18,6 +18,7 @@ from benchmarks.replays import measure
 from kernels.attention_tuning import DecodeTuning, PrefillTuning, decode_tuning
 from kernels.decode_attention import DecodeScratch
 from kernels.decode_attention_triton import decode_attention_triton
+from kernels.prefill_attention import tile_rows
 from kernels.prefill_attention_triton import prefill_attention_triton
 
 SHOWN = 6
@@ -27,24 +28,19 @@ LAYERS = {"decode": 16, "prefill": 2}
 COMPILING = 0.45
 #: (block_n, num_warps, num_stages)
 DECODE_KERNELS = (
-    (64, 4, 3), (64, 4, 5), (64, 4, 2), (128, 8, 3), (32, 4, 5), (32, 2, 5), (64, 8, 5),
-    (64, 2, 3), (128, 4, 3), (64, 4, 7), (32, 4, 7), (32, 2, 3), (128, 8, 5), (32, 4, 3),
-    (64, 2, 5), (64, 8, 3),
+    (64, 4, 3), (64, 4, 2), (64, 4, 4), (128, 8, 2), (32, 4, 4), (32, 2, 4), (64, 8, 3),
+    (128, 4, 2), (64, 2, 2), (32, 4, 3), (32, 2, 3), (64, 8, 2), (64, 2, 3), (128, 8, 3),
+    (128, 4, 3), (32, 4, 6),
 )  # fmt: skip
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 MIN_CHUNKS = (32, 64, 128, 256, 1024, 4096)
-PREFILL_KERNELS = (
-    PrefillTuning(128, 64, 8, 3),
-    PrefillTuning(64, 64, 4, 3),
-    PrefillTuning(128, 128, 8, 3),
-    PrefillTuning(128, 64, 8, 5),
-    PrefillTuning(64, 64, 4, 5),
-    PrefillTuning(64, 128, 4, 3),
-    PrefillTuning(128, 64, 4, 3),
-    PrefillTuning(128, 32, 8, 5),
-    PrefillTuning(64, 32, 4, 5),
-    PrefillTuning(128, 64, 8, 2),
-)
+PREFILL_KERNELS = tuple(
+    PrefillTuning(*candidate)
+    for candidate in (
+        (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 2), (128, 64, 8, 4),
+        (64, 32, 4, 4), (64, 128, 4, 2), (128, 64, 4, 3), (128, 128, 8, 2), (128, 32, 8, 4),
+    )
+)  # fmt: skip
 
 
 def sweep(
@@ -80,7 +76,8 @@ def _compile(batches: Sequence[Batch], until: float) -> list[DecodeTuning | Pref
     wanted: list[tuple[Batch, DecodeTuning | PrefillTuning]] = []
     for kernel, tuning in itertools.zip_longest(DECODE_KERNELS, PREFILL_KERNELS):
         if kernel and decodes:
-            wanted.append((decodes[0], DecodeTuning(*kernel, splits=1, min_chunk=128)))
+            block_n, warps, stages = kernel
+            wanted.append((decodes[0], DecodeTuning(block_n, warps, stages, 1, 128)))
         if tuning and prefills:
             wanted.append((prefills[-1], tuning))
     compiled = []
@@ -170,7 +167,7 @@ def _one_layer(batch: Batch, tuning: DecodeTuning | PrefillTuning) -> Callable[[
             torch.zeros(len(batch.runs) * shape.kv_heads, dtype=torch.int32, device=device),
         )
         return lambda layer: _decode(batch, tuning, scratch, layer)
-    tiles, number = batch.tiles(tuning.queries // (shape.heads // shape.kv_heads))
+    tiles, number = batch.tiles(tile_rows(shape.heads, shape.kv_heads))
     return lambda layer: _prefill(batch, tuning, tiles, number, layer)
 
 

@@ -32,6 +32,19 @@ STEP_TPOT_MS = (
     ("256, base", 12.5), ("256, 8 adapters", 13.9), ("256, 32 adapters", 14.6),
     ("256, 64 adapters", 15.6),
 )  # fmt: skip
+#: cell of `ops` → at most so many µs a layer, in-layer and pair (one H200, 8B shape, bf16)
+OPS = {
+    "1 identical, rank 16": (3.0, 17.0),
+    "8 distinct, rank 16": (10.0, 22.0),
+    "64 identical, rank 16": (10.0, 31.0),
+    "64 uniform-8, rank 16": (12.0, 31.0),
+    "64 distinct, rank 16": (49.0, 60.0),
+    "64 uniform-8, rank mixed": (20.0, 44.0),
+    "64 distinct, rank mixed": (96.0, 112.0),
+    "256 Zipf, rank 16": (46.0, 62.0),
+    "256 distinct, rank 16": (188.0, 202.0),
+    "8192 uniform-8, rank 16": (430.0, 575.0),
+}
 
 GOALS = (
     Goal("cpu", "throughput / transformers + PEFT", "higher", 1.0, "×"),
@@ -77,6 +90,11 @@ GOALS = (
     Goal("memory", "parse and pack, bf16, rank 64", "higher", 1.0, "GB/s"),
     Goal("memory", "bytes taken / used, ranks 4, 8, 16, 32, 64", "lower", 1.001, "×"),
     Goal("memory", "pages beyond the fewest, worst rank 4-64", "lower", 1.0, "pages"),
+    *(
+        Goal("ops", f"{cell}: {kind}", "lower", limits[index], "µs")
+        for cell, limits in OPS.items()
+        for index, kind in enumerate(("in-layer", "pair"))
+    ),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: query rows of one prefill program: positions times the heads that share a KV head
+#: queries of a prefill tile: positions times the heads that share a KV head
 TILE_QUERIES = 128
 #: a decode launch of fewer programs does not fill a GPU, so contexts are split
 PROGRAMS = 1024
@@ -29,7 +29,7 @@ class DecodeTuning:
 @dataclass(frozen=True, slots=True)
 class PrefillTuning:
     """Args:
-    queries: rows times heads of a program; tiles hold at most queries // group rows.
+    queries: of a tile's TILE_QUERIES in one program.
     block_n: positions an iteration.
     """
 
@@ -59,5 +59,5 @@ def decode_tuning(num_rows: int, num_kv_heads: int, dim: int, item_bytes: int) -
 def prefill_tuning(dim: int, item_bytes: int) -> PrefillTuning:
     """First values, not tuned."""
     if item_bytes == 4:
-        return PrefillTuning(TILE_QUERIES, 32, 8, 1)
+        return PrefillTuning(32, 32, 4, 2 if dim <= 128 else 1)
     return PrefillTuning(TILE_QUERIES, 64 if dim <= 128 else 32, 8, 3)

@@ -29,44 +29,45 @@ def sum_parts(  # type: ignore[no-untyped-def]
     live_splits,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    GROUP_SUM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
     SPLIT_BLOCK: tl.constexpr,
 ):
     """out[g, d] = Σ_s 2^(weights[s, g] − max) · parts[s, g, d] / Σ_s 2^(weights[s, g] − max).
 
     Read past the first-level cache, which other programs' writes do not reach.
     """
-    number = tl.arange(0, NUMBERS)
-    real = number < GROUP * DIM
-    group = number // DIM
-    top = tl.full([NUMBERS], float("-inf"), tl.float32)
-    total = tl.zeros([NUMBERS], tl.float32)
-    values = tl.zeros([NUMBERS], tl.float32)
+    groups, dims = tl.arange(0, GROUP_SUM), tl.arange(0, DIM_BLOCK)
+    real_groups = groups < GROUP
+    real = real_groups[:, None] & (dims < DIM)[None, :]
+    numbers = groups[:, None] * DIM + dims[None, :]
+    top = tl.full([GROUP_SUM], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_SUM], tl.float32)
+    values = tl.zeros([GROUP_SUM, DIM_BLOCK], tl.float32)
     for first in range(0, live_splits, SPLIT_BLOCK):
         split = first + tl.arange(0, SPLIT_BLOCK)
-        live = (split < live_splits)[:, None] & real[None, :]
-        part = tl.load(
-            parts + split[:, None] * (GROUP * DIM) + number[None, :],
-            mask=live,
-            other=0.0,
-            cache_modifier=".cg",
-        )
+        live = split < live_splits
         weight = tl.load(
-            weights + split[:, None] * GROUP + group[None, :],
-            mask=live,
+            weights + split[:, None] * GROUP + groups[None, :],
+            mask=live[:, None] & real_groups[None, :],
             other=float("-inf"),
             cache_modifier=".cg",
         )
-        new_top = tl.maximum(top, tl.max(weight, 0))
-        # lanes without a number keep −inf, which must not meet itself
-        new_top = tl.where(real, new_top, 0.0)
+        part = tl.load(
+            parts + split[:, None, None] * (GROUP * DIM) + numbers[None, :, :],
+            mask=live[:, None, None] & real[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        # groups that are none keep −inf, which must not meet itself
+        new_top = tl.where(real_groups, tl.maximum(top, tl.max(weight, 0)), 0.0)
         share = tl.exp2(weight - new_top[None, :])
         rescale = tl.exp2(top - new_top)
         total = total * rescale + tl.sum(share, 0)
-        values = values * rescale + tl.sum(share * part, 0)
+        values = values * rescale[:, None] + tl.sum(share[:, :, None] * part, 0)
         top = new_top
-    result = values / tl.where(real, total, 1.0)
-    tl.store(out + number, result.to(out.dtype.element_ty), mask=real)
+    result = values / tl.where(real_groups, total, 1.0)[:, None]
+    tl.store(out + numbers, result.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=["layer", "min_chunk"])  # type: ignore[untyped-decorator]
@@ -93,7 +94,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     GROUP_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    GROUP_SUM: tl.constexpr,
     SPLIT_BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
     CAST: tl.constexpr,
@@ -138,11 +139,15 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     values = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
     scale = 1.4426950408889634 / DIM**0.5
+    columns = tl.arange(0, BLOCK_N)
+    page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
     for n in range(first, end, BLOCK_N):
-        position = n + tl.arange(0, BLOCK_N)
+        position = n + columns
         live = position < end
-        page = tl.load(table + position // PAGE_SIZE, mask=live, other=0).to(tl.int64)
-        offset = page * (LAYERS * 2 * PLANE) + (position % PAGE_SIZE) * POSITION
+        offset = page.to(tl.int64) * (LAYERS * 2 * PLANE) + (position % PAGE_SIZE) * POSITION
+        # an iteration ahead, so that no load of keys waits for it
+        later = position + BLOCK_N
+        page = tl.load(table + later // PAGE_SIZE, mask=later < end, other=0)
         here = keys + offset[:, None] + dims[None, :]
         mask = live[:, None] & real_dims[None, :]
         k = tl.load(here, mask=mask, other=0.0)
@@ -177,7 +182,9 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         if before == live_splits - 1:
             tl.store(arrived + item, 0)
             target = out + row * (HEADS * DIM) + kv_head * (GROUP * DIM)
-            sum_parts(parts, weights, target, live_splits, GROUP, DIM, NUMBERS, SPLIT_BLOCK)
+            sum_parts(
+                parts, weights, target, live_splits, GROUP, DIM, GROUP_SUM, DIM_BLOCK, SPLIT_BLOCK,
+            )  # fmt: skip
 
 
 def decode_attention_triton(
@@ -210,12 +217,11 @@ def decode_attention_triton(
     num_rows = decode_rows.shape[0]
     if num_rows == 0:
         return out
-    group = num_heads // num_kv_heads
     check_shapes(q, pages, num_kv_heads, out)
     tuning = tuning or decode_tuning(num_rows, num_kv_heads, dim, q.element_size())
-    numbers = triton.next_power_of_2(group * dim)
     assert scratch.parts.numel() >= num_rows * tuning.splits * num_heads * dim
     assert scratch.arrived.numel() >= num_rows * num_kv_heads
+    _, layers, _, page_size, _, _ = pages.shape
     launch: Any = decode_kernel[(num_kv_heads, num_rows, tuning.splits)]
     launch(
         q,
@@ -231,18 +237,9 @@ def decode_attention_triton(
         layer,
         tuning.min_chunk,
         page_table.stride(0),
-        LAYERS=pages.shape[1],
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        DIM=dim,
-        PAGE_SIZE=pages.shape[3],
-        DIM_BLOCK=triton.next_power_of_2(dim),
-        GROUP_BLOCK=DOT_ROWS,
-        BLOCK_N=tuning.block_n,
-        WINDOW=window,
-        NUMBERS=numbers,
-        SPLIT_BLOCK=max(1, SUM_BLOCK // numbers),
-        PRECISION="ieee" if INTERPRETED or q.element_size() < 4 else "tf32x3",
+        **decode_constants(
+            layers, num_heads, num_kv_heads, dim, page_size, window, q.element_size(), tuning
+        ),
         CAST=INTERPRETED and q.dtype == torch.bfloat16,
         PDL=pdl,
         num_warps=tuning.num_warps,
@@ -250,3 +247,32 @@ def decode_attention_triton(
         **({"launch_pdl": True} if pdl else {}),
     )
     return out
+
+
+def decode_constants(
+    layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    page_size: int,
+    window: int,
+    item_bytes: int,
+    tuning: DecodeTuning,
+) -> dict[str, Any]:
+    """What decode_kernel is compiled for, CAST and PDL apart."""
+    dim_block = triton.next_power_of_2(dim)
+    group = triton.next_power_of_2(num_heads // num_kv_heads)
+    return {
+        "LAYERS": layers,
+        "HEADS": num_heads,
+        "KV_HEADS": num_kv_heads,
+        "DIM": dim,
+        "PAGE_SIZE": page_size,
+        "DIM_BLOCK": dim_block,
+        "GROUP_BLOCK": DOT_ROWS,
+        "BLOCK_N": tuning.block_n,
+        "WINDOW": window,
+        "GROUP_SUM": group,
+        "SPLIT_BLOCK": max(1, SUM_BLOCK // (group * dim_block)),
+        "PRECISION": "tf32x3" if item_bytes == 4 and not INTERPRETED else "ieee",
+    }

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.lora_launch import TABLE_NUMBERS
 from kernels.lora_tables import OFFSET_UNIT, LoraDelta
 
 #: eight columns a thread
@@ -15,7 +16,7 @@ BLOCK_N = 1024
 NUM_WARPS = 4
 
 
-@triton.jit(do_not_specialize=["cell"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
 def add_kernel(  # type: ignore[no-untyped-def]
     y,
     delta,
@@ -44,7 +45,7 @@ def add_kernel(  # type: ignore[no-untyped-def]
             if gain >= 0:
                 g = (arena + gain * OFFSET_UNIT).to(tl.pointer_type(tl.float32))
                 total = total * tl.load(g + columns, mask=inside, other=1.0)
-            if is_live:
+            if is_live != 0:
                 added = tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
                 total += added.to(tl.float32)
             tl.store(y + row * y_stride + columns, total.to(y.dtype.element_ty), mask=inside)

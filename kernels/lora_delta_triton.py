@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.lora_launch import cast_for_dot, overlaps
+from kernels.lora_launch import TABLE_NUMBERS, cast_for_dot, num_programs, overlaps
 from kernels.lora_tables import (
     OFFSET_UNIT,
     PREFILL_TILE_ROWS,
@@ -134,7 +134,7 @@ def many_rows_delta(  # type: ignore[no-untyped-def]
     return totals
 
 
-@triton.jit(do_not_specialize=["first_entry", "cell"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
 def delta_kernel(  # type: ignore[no-untyped-def]
     u,
     arena,
@@ -193,7 +193,7 @@ def delta_kernel(  # type: ignore[no-untyped-def]
         b_offs = b_off + entry * num_blocks
         u_row = u + first_row * u_row_stride + slice_index * u_slice_stride
         out = delta + first_row * delta_stride + col0
-        if is_live:
+        if is_live != 0:
             if num_rows == 1:
                 columns = start + tl.arange(0, BLOCK_N)
                 total = constant_part(c, constant, columns, num_cols, BLOCK_N)
@@ -271,7 +271,7 @@ def lora_delta_triton(
 
         launch_prefill_delta(u, table, plan, first_entry, columns, cell, delta, tuning)
         return delta
-    launch: Any = delta_kernel[(tuning.programs,)]
+    launch: Any = delta_kernel[(num_programs(delta, tuning.programs),)]
     launch(
         u,
         table.arena,

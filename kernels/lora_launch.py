@@ -6,6 +6,9 @@ from functools import cache
 
 import torch
 
+#: whole numbers that differ between layers and tables: no compiled variant for any value of them
+TABLE_NUMBERS = ("first_entry", "cell", "num_entries", "num_blocks", "num_cells")
+
 
 def overlaps(x: torch.Tensor) -> bool:
     """The kernel may begin before the one before it has ended (programmatic dependent launch)."""
@@ -15,6 +18,11 @@ def overlaps(x: torch.Tensor) -> bool:
 def cast_for_dot(x: torch.Tensor) -> bool:
     """Products are of fp32 operands: the interpreter's bf16 product is wrong."""
     return x.device.type == "cpu"
+
+
+def num_programs(x: torch.Tensor, wanted: int) -> int:
+    """Programs of a persistent grid; few where the interpreter runs them one after another."""
+    return min(wanted, 3) if x.device.type == "cpu" else wanted
 
 
 @cache

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.lora_delta_triton import column_block, constant_part, many_rows_delta
-from kernels.lora_launch import cast_for_dot
+from kernels.lora_launch import TABLE_NUMBERS, cast_for_dot, num_programs
 from kernels.lora_tables import (
     OFFSET_UNIT,
     PREFILL_TILE_ROWS,
@@ -27,7 +27,7 @@ from kernels.lora_tuning import DeltaTuning, ShrinkTuning
 DOT_ROWS = 16
 
 
-@triton.jit(do_not_specialize=["first_entry"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
 def prefill_shrink_kernel(  # type: ignore[no-untyped-def]
     x,
     arena,
@@ -115,7 +115,7 @@ def prefill_shrink_kernel(  # type: ignore[no-untyped-def]
             )
 
 
-@triton.jit(do_not_specialize=["first_entry", "cell"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
 def prefill_delta_kernel(  # type: ignore[no-untyped-def]
     u,
     arena,
@@ -163,7 +163,7 @@ def prefill_delta_kernel(  # type: ignore[no-untyped-def]
         columns = start + tl.arange(0, BLOCK_N)
         u_slice = u + first_row * u_row_stride + slice_index * u_slice_stride
         out = delta + first_row * delta_stride + col0
-        if tl.load(live_at + slot * num_cells + cell):
+        if tl.load(live_at + slot * num_cells + cell) != 0:
             c = (arena + constant * OFFSET_UNIT).to(tl.pointer_type(tl.float32)) + col0
             c_tile = constant_part(c, constant, columns, num_cols, BLOCK_N)
             for row0 in range(0, num_rows, DOT_ROWS):
@@ -203,7 +203,7 @@ def launch_prefill_shrink(
     tuning: ShrinkTuning,
 ) -> None:
     """See lora_shrink_triton."""
-    grid = (min(tuning.programs, plan.tiles.shape[0]), u.shape[0])
+    grid = (min(num_programs(x, tuning.programs), plan.tiles.shape[0]), u.shape[0])
     launch: Any = prefill_shrink_kernel[grid]
     launch(
         x,
@@ -248,7 +248,8 @@ def launch_prefill_delta(
 ) -> None:
     """See lora_delta_triton."""
     blocks = columns.num_blocks(tuning.block_columns)
-    launch: Any = prefill_delta_kernel[(min(tuning.programs, plan.tiles.shape[0] * blocks),)]
+    programs = min(num_programs(delta, tuning.programs), plan.tiles.shape[0] * blocks)
+    launch: Any = prefill_delta_kernel[(programs,)]
     launch(
         u,
         table.arena,

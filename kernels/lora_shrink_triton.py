@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.lora_launch import cast_for_dot, overlaps
+from kernels.lora_launch import TABLE_NUMBERS, cast_for_dot, num_programs, overlaps
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
 from kernels.lora_tuning import ShrinkTuning, shrink_tuning
 
@@ -90,7 +90,7 @@ def many_rows_partial(  # type: ignore[no-untyped-def]
     return totals
 
 
-@triton.jit(do_not_specialize=["first_entry"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
 def shrink_kernel(  # type: ignore[no-untyped-def]
     x,
     arena,
@@ -210,7 +210,9 @@ def lora_shrink_triton(
 
         launch_prefill_shrink(x, table, plan, first_entry, num_slices, u, tuning)
         return u
-    launch: Any = shrink_kernel[(tuning.programs, min(tuning.lanes, table.a_off.shape[2]))]
+    lanes = min(tuning.lanes, table.a_off.shape[2])
+    grid = (num_programs(x, tuning.programs), lanes)
+    launch: Any = shrink_kernel[grid]
     launch(
         x,
         table.arena,

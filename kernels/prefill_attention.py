@@ -39,8 +39,8 @@ def prefill_attention(
         pages: [num_pages, L, 2, P, Hk, D] compute dtype, contiguous, P a power of two; positions
             that no row sees may hold anything, NaN included.
         page_table: [max_num_seqs, max_pages] int32, by seat.
-        tiles: [capacity, 4] int32 (plan_tiles); the grid is `capacity`, so a view of the live ones
-            is the fastest where the caller knows their number.
+        tiles: [capacity, 4] int32 (plan_tiles); the grid follows `capacity`, so a view of the live
+            ones is the fastest where the caller knows their number.
         num_tiles: [1] int32; read on the device.
         layer: of the pages; keys and values of the tiles' rows are written already.
         num_kv_heads: Hk, a divisor of H with H / Hk ≤ 16.

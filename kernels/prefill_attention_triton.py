@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention_reference import check_shapes
-from kernels.attention_tuning import PrefillTuning, prefill_tuning
+from kernels.attention_tuning import TILE_QUERIES, PrefillTuning, prefill_tuning
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -43,16 +43,17 @@ def add_blocks(  # type: ignore[no-untyped-def]
     PLANE: tl.constexpr = PAGE_SIZE * POSITION
     real_dims = dims < DIM
     scale = 1.4426950408889634 / DIM**0.5
+    columns = tl.arange(0, BLOCK_N)
+    page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
     for n in range(first, end, BLOCK_N):
-        position = n + tl.arange(0, BLOCK_N)
+        position = n + columns
+        mask = real_dims[None, :]
         if MASKED:
-            live = position < end
-            page = tl.load(table + position // PAGE_SIZE, mask=live, other=0).to(tl.int64)
-            mask = live[:, None] & real_dims[None, :]
-        else:
-            page = tl.load(table + position // PAGE_SIZE).to(tl.int64)
-            mask = real_dims[None, :]
-        offset = page * (LAYERS * 2 * PLANE) + (position % PAGE_SIZE) * POSITION
+            mask = (position < end)[:, None] & real_dims[None, :]
+        offset = page.to(tl.int64) * (LAYERS * 2 * PLANE) + (position % PAGE_SIZE) * POSITION
+        # an iteration ahead, so that no load of keys waits for it
+        later = position + BLOCK_N
+        page = tl.load(table + later // PAGE_SIZE, mask=later < end, other=0)
         here = keys + offset[:, None] + dims[None, :]
         k = tl.load(here, mask=mask, other=0.0)
         v = tl.load(here + PLANE, mask=mask, other=0.0)
@@ -100,19 +101,24 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """Program (kv_head, tile): QUERIES pairs (row, head) of a sequence, a row's heads together."""
+    """Program (kv_head, part, tile): QUERIES of the tile's pairs (row, head), a row's heads
+    together."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     POSITION: tl.constexpr = KV_HEADS * DIM
     PLANE: tl.constexpr = PAGE_SIZE * POSITION
-    kv_head, tile = tl.program_id(0), tl.program_id(1)
+    kv_head, part, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if tile >= tl.load(num_tiles):
         return
     first_row = tl.load(tiles + 4 * tile).to(tl.int64)
     num_rows = tl.load(tiles + 4 * tile + 1)
     seat = tl.load(tiles + 4 * tile + 2).to(tl.int64)
     start = tl.load(tiles + 4 * tile + 3)
-    query = tl.arange(0, QUERIES)
+    skipped = part * QUERIES // GROUP
+    if skipped >= num_rows:
+        return
+    query = part * QUERIES + tl.arange(0, QUERIES)
     row = query // GROUP
+    end = start + tl.minimum(num_rows, (part * QUERIES + QUERIES - 1) // GROUP + 1)
     dims = tl.arange(0, DIM_BLOCK)
     numbers = (first_row + row)[:, None] * (HEADS * DIM) + (
         (kv_head * GROUP + query % GROUP)[:, None] * DIM + dims[None, :]
@@ -128,16 +134,16 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([QUERIES], tl.float32)
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     if WINDOW > 0:
-        edge = tl.maximum(start - WINDOW + 1, 0)
+        edge = tl.maximum(start + skipped - WINDOW + 1, 0)
     else:
-        edge = (start + 1) // BLOCK_N * BLOCK_N
+        edge = (start + skipped + 1) // BLOCK_N * BLOCK_N
         values, total, top = add_blocks(
             values, total, top, q_tile, keys, table, own, 0, edge, dims, LAYERS, KV_HEADS, DIM,
             PAGE_SIZE, BLOCK_N, WINDOW, False, PRECISION, CAST,
         )  # fmt: skip
     values, total, top = add_blocks(
-        values, total, top, q_tile, keys, table, own, edge, start + num_rows, dims, LAYERS,
-        KV_HEADS, DIM, PAGE_SIZE, BLOCK_N, WINDOW, True, PRECISION, CAST,
+        values, total, top, q_tile, keys, table, own, edge, end, dims, LAYERS, KV_HEADS,
+        DIM, PAGE_SIZE, BLOCK_N, WINDOW, True, PRECISION, CAST,
     )  # fmt: skip
     result = values / total[:, None]
     tl.store(out + numbers, result.to(out.dtype.element_ty), mask=real)
@@ -163,7 +169,9 @@ def prefill_attention_triton(
         return out
     check_shapes(q, pages, num_kv_heads, out)
     tuning = tuning or prefill_tuning(dim, q.element_size())
-    launch: Any = prefill_kernel[(num_kv_heads, tiles.shape[0])]
+    _, layers, _, page_size, _, _ = pages.shape
+    parts = triton.cdiv(TILE_QUERIES, tuning.queries)
+    launch: Any = prefill_kernel[(num_kv_heads, parts, tiles.shape[0])]
     launch(
         q,
         pages,
@@ -173,18 +181,36 @@ def prefill_attention_triton(
         out,
         layer,
         page_table.stride(0),
-        LAYERS=pages.shape[1],
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        DIM=dim,
-        PAGE_SIZE=pages.shape[3],
-        DIM_BLOCK=triton.next_power_of_2(dim),
-        QUERIES=tuning.queries,
-        BLOCK_N=tuning.block_n,
-        WINDOW=window,
-        PRECISION="ieee" if INTERPRETED or q.element_size() < 4 else "tf32x3",
+        **prefill_constants(
+            layers, num_heads, num_kv_heads, dim, page_size, window, q.element_size(), tuning
+        ),
         CAST=INTERPRETED and q.dtype == torch.bfloat16,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
     return out
+
+
+def prefill_constants(
+    layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    page_size: int,
+    window: int,
+    item_bytes: int,
+    tuning: PrefillTuning,
+) -> dict[str, Any]:
+    """What prefill_kernel is compiled for, CAST apart."""
+    return {
+        "LAYERS": layers,
+        "HEADS": num_heads,
+        "KV_HEADS": num_kv_heads,
+        "DIM": dim,
+        "PAGE_SIZE": page_size,
+        "DIM_BLOCK": triton.next_power_of_2(dim),
+        "QUERIES": tuning.queries,
+        "BLOCK_N": tuning.block_n,
+        "WINDOW": window,
+        "PRECISION": "tf32x3" if item_bytes == 4 and not INTERPRETED else "ieee",
+    }

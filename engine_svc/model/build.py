@@ -207,6 +207,8 @@ def _page_size(value: int, base: BaseModelSpec, dtype_name: str) -> int:
 def _arena_bytes(device: torch.device, utilization: float) -> int:
     if device.type == "cpu":
         return CPU_ARENA_BYTES
+    # what loading left in torch's hands counts as free
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return max(0, int(total * utilization) - (total - free))
 

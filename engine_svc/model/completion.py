@@ -30,6 +30,8 @@ from loraplex.status import AdapterRefused
 
 #: of W₀ + s·B·A that exist at one time
 CHUNK_BYTES = 8 << 20
+#: the largest rank that an adapter may have
+MAX_RANK = 256
 #: of gains that are kept for adapters that come back
 CACHE_BYTES = 64 << 20
 #: seconds of rest after each second of norms: steps run on the same cores
@@ -60,6 +62,15 @@ class Completion:
         self._rest = rest
         #: adapter digest → entry → gain, in host memory; the base's digest is this process's
         self._cache: OrderedDict[str, Gains] = OrderedDict()
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that `complete` may hold at one time, but for whole vocabularies: parts of
+        W₀ + s·B·A, and A and B of the widest slice in fp32."""
+        sites = self._layout.sites
+        longest = max(site.in_features for site in sites)
+        widest = max(site.out_features for site in sites)
+        return 4 * CHUNK_BYTES + 8 * MAX_RANK * (longest + widest)
 
     @torch.no_grad()
     def complete(self, row: SlotRow, raw: npt.NDArray[np.int32]) -> None:

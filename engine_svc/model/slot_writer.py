@@ -97,8 +97,10 @@ class ArenaSlotWriter:
         return tuple(ended)
 
     def warm_up(self) -> None:
-        """Page-lock the region before serving, if it is there already; else the first load does."""
+        """Page-lock the region before serving, if it is there already; else the first load does.
+        Take the memory that completing an adapter needs."""
         if self._loads is not None:
+            self._loads.reserve(self._completion.workspace_bytes)
             with suppress(OSError, ValueError):
                 self._region.open()
 

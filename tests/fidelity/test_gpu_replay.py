@@ -106,9 +106,10 @@ def _warm_up(run: DirectRunner) -> None:
     inner: Any = run.runner
     inner._arena.page(0).zero_()
     WarmUp(
-        inner, inner._stepper, inner._bindings._site_table, run.loaded.layout,
+        inner, inner._stepper, inner._bindings, run.loaded.layout,
         page_size=run.loaded.page_size, max_pages=256 // run.loaded.page_size,
         max_num_seqs=MAX_NUM_SEQS, max_rows=MAX_ROWS,
+        vocab_size=run.loaded.base.vocab_size,
     ).run(capture=True)  # fmt: skip
 
 

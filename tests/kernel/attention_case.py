@@ -124,12 +124,14 @@ def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: i
     """The last q rows of a sequence over all of its keys and values, head by head, in fp64."""
     rows, heads, dim = q.shape
     length, kv_heads, _ = k.shape
+    own = torch.arange(length - rows, length)[:, None]
+    position = torch.arange(length)[None, :]
+    hidden = position > own
+    if window:
+        hidden = hidden | (position <= own - window)
     out = torch.empty((rows, heads, dim), dtype=torch.float64)
-    for row in range(rows):
-        own = length - rows + row
-        seen = slice(max(0, own - window + 1) if window else 0, own + 1)
-        for head in range(heads):
-            group = head // (heads // kv_heads)
-            scores = k[seen, group].double() @ q[row, head].double() / dim**0.5
-            out[row, head] = scores.softmax(0) @ v[seen, group].double()
+    for head in range(heads):
+        group = head // (heads // kv_heads)
+        scores = q[:, head].double() @ k[:, group].double().T / dim**0.5
+        out[:, head] = scores.masked_fill(hidden, -torch.inf).softmax(1) @ v[:, group].double()
     return out.reshape(rows, heads * dim)

@@ -34,6 +34,7 @@ POINTERS = {
 #: whole numbers that a model's shapes make multiples of 16; strides count elements
 ALIGNED_NUMBERS = (
     "x_stride", "y_stride", "delta_stride", "u_split_stride", "u_row_stride", "u_slice_stride",
+    "num_columns",
 )  # fmt: skip
 #: the two reductions of an 8B model: one partial is one read of a program, or it is longer
 IN_FEATURES = (4096, 14336)

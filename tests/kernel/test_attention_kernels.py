@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from kernels.attention_tuning import DecodeTuning, PrefillTuning
 from kernels.decode_attention import DecodeScratch
 from kernels.decode_attention_triton import decode_attention_triton
+from kernels.prefill_attention import tile_rows
 from kernels.prefill_attention_triton import prefill_attention_triton
 from tests.kernel.attention_case import LAYER, AttentionCase, attention_case
 
@@ -29,6 +31,8 @@ LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97]
 SPLIT = DecodeTuning(block_n=32, num_warps=4, num_stages=2, splits=4, min_chunk=32)
 WHOLE = DecodeTuning(block_n=32, num_warps=4, num_stages=2, splits=1, min_chunk=32)
 TILE = PrefillTuning(queries=64, block_n=32, num_warps=4, num_stages=2)
+#: the products of fp32 take more shared memory
+SMALL_TILE = PrefillTuning(queries=32, block_n=32, num_warps=4, num_stages=1)
 CHUNKS = [(0, 1), (0, 16), (17, 5), (0, 40), (40, 33), (95, 1)]
 
 
@@ -112,16 +116,17 @@ def test_decode_of_padding_rows_writes_nothing() -> None:
 def test_prefill_of_every_shape_equals_dense_attention(
     heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
-    rows = TILE.queries // (heads[0] // heads[1])
-    chunks = [(0, 7), (33, 9)]
+    rows, chunks = tile_rows(heads[0], heads[1]), [(0, 7), (33, 9)]
     case = attention_case(chunks, heads, dtype, rows_a_tile=rows, device=DEVICE)
-    case.check(prefill(case))
+    case.check(prefill(case, SMALL_TILE if dtype == torch.float32 else TILE))
 
 
-@pytest.mark.parametrize("rows", [1, 20, 21])
-def test_prefill_of_every_chunk_equals_dense_attention(rows: int) -> None:
+@pytest.mark.parametrize("queries", [32, 64, 128])
+@pytest.mark.parametrize("rows", [1, 20, 42])
+def test_prefill_of_every_chunk_equals_dense_attention(rows: int, queries: int) -> None:
+    """Groups of three: a program may begin in the middle of a row's heads."""
     case = attention_case(CHUNKS, (6, 2, 64), torch.float16, rows_a_tile=rows, device=DEVICE)
-    case.check(prefill(case))
+    case.check(prefill(case, replace(TILE, queries=queries)))
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 256])

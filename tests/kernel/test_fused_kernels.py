@@ -22,9 +22,12 @@ from tests.kernel.lora_case import CANARY
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
-DTYPES = [torch.float32, torch.bfloat16] + ([] if INTERPRETED else [torch.float16])
-#: a launch may begin before the one ahead of it ends; the interpreter knows no such thing
-LAUNCHES = [{}] if INTERPRETED else [{}, {"pdl": True}]
+#: dtypes and launches; one may begin before the one ahead of it ends, but not in the interpreter
+KINDS: list[tuple[torch.dtype, dict[str, Any]]] = [
+    (torch.float32, {}),
+    (torch.bfloat16, {}),
+    *([] if INTERPRETED else [(torch.bfloat16, {"pdl": True}), (torch.float16, {})]),
+]
 EPS = 1e-5
 
 
@@ -46,10 +49,18 @@ def few_is_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.add_delta_triton.EAGER_ROWS", 12)
 
 
-@pytest.mark.parametrize("options", LAUNCHES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_delta", [False, True])
-@pytest.mark.parametrize(("rows", "width"), [(1, 64), (13, 320), (5, 577), (2, 4096), (21, 40)])
+@pytest.mark.parametrize(("dtype", "options"), KINDS)
+@pytest.mark.parametrize(
+    ("rows", "width", "with_delta"),
+    [
+        (1, 64, False),
+        (13, 320, True),
+        (5, 577, True),
+        (2, 4096, True),
+        (21, 40, True),
+        (12, 4096, False),
+    ],
+)
 def test_residual_add_and_norm_equal_the_reference(
     rows: int, width: int, with_delta: bool, dtype: torch.dtype, options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -74,10 +85,11 @@ def test_residual_add_and_norm_equal_the_reference(
     assert (out[rows:] == CANARY).all()
 
 
-@pytest.mark.parametrize("options", LAUNCHES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_delta", [False, True])
-@pytest.mark.parametrize(("rows", "width"), [(1, 64), (13, 1040), (5, 333), (21, 2064)])
+@pytest.mark.parametrize(("dtype", "options"), KINDS)
+@pytest.mark.parametrize(
+    ("rows", "width", "with_delta"),
+    [(1, 64, False), (7, 1040, True), (5, 333, True), (21, 2064, True), (13, 2064, False)],
+)
 def test_gated_activation_equals_the_reference(
     rows: int, width: int, with_delta: bool, dtype: torch.dtype, options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -103,13 +115,20 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("options", LAUNCHES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "options"), KINDS)
 @pytest.mark.parametrize(
-    ("with_norm", "use_rope", "with_delta"),
-    [(False, True, True), (True, True, False), (True, False, True), (False, False, False)],
+    ("shape", "with_norm", "use_rope", "with_delta"),
+    [
+        ("grouped", True, False, True),
+        ("grouped", False, False, False),
+        ("odd", True, True, False),
+        ("partial rotation", True, True, True),
+        ("partial rotation", False, True, False),
+        ("half that is no power of two", True, True, True),
+        ("llama", False, True, True),
+        ("llama", True, True, False),
+    ],
 )
-@pytest.mark.parametrize("shape", SHAPES)
 def test_rotation_and_store_equal_the_reference(
     shape: str, with_norm: bool, use_rope: bool, with_delta: bool, dtype: torch.dtype,
     options: dict[str, Any],

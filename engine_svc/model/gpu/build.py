@@ -103,26 +103,28 @@ def build_gpu_runner(
         arena.numbers, layout, base.vocab_size, head_lora, limits.num_slots
     )
     head = OutputHead(weights.head, vocabulary, workspace.head_rows, arena.numbers)
+    bindings = SlotBindings(site_table, head_lora, vocabulary, slot_writer)
     guard = AllocationGuard(device)
     runner = GpuRunner(
         stepper,
         head,
         workspace.sampler,
         vocabulary,
-        SlotBindings(site_table, head_lora, vocabulary, slot_writer),
+        bindings,
         arena,
         Timeline(device, MAX_RUN_AHEAD + 1),
         guard,
         num_bytes=sum(
             part.num_bytes
-            for part in (workspace.buffers, workspace.sampler_state, deltas, stepper, head)
+            for part in (workspace.buffers, workspace.sampler, deltas, stepper, head)
         ),
     )
     if warm_up:
         arena.page(0).zero_()
         WarmUp(
-            runner, stepper, site_table, layout, page_size=arena.page_size, max_pages=max_pages,
+            runner, stepper, bindings, layout, page_size=arena.page_size, max_pages=max_pages,
             max_num_seqs=limits.max_num_seqs, max_rows=limits.max_rows,
+            vocab_size=base.vocab_size,
         ).run(capture=capture)  # fmt: skip
         slot_writer.warm_up()
     # weights and buffers were filled on another stream

@@ -37,6 +37,11 @@ class PageLoads:
         self._bounce = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
         self._sent = [new_event(blocking=True) for _ in range(_BOUNCE_PAGES)]
 
+    def reserve(self, num_bytes: int) -> None:
+        """Have torch keep so much device memory for work on this stream."""
+        with self.stream():
+            torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
     def stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
 

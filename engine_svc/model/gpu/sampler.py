@@ -49,7 +49,7 @@ class GpuSampler:
         inputs: [num_inputs(max_rows)] int32 on the device at a 16-byte boundary, if the caller
             copies what `fill` wrote itself; None: `stage` copies it.
         """
-        self._state, self._max_rows = state, max_rows
+        self.state, self._max_rows = state, max_rows
         size = self.num_inputs(max_rows)
         if inputs is None:
             inputs = torch.zeros(size, dtype=torch.int32, device=device)
@@ -62,7 +62,7 @@ class GpuSampler:
         num_masks = max_rows * self._mask_words
         self._masks = torch.zeros(max_rows + num_masks, dtype=torch.int32, device=device)
         self._mask_ring = StagingRing(ring_depth, max_rows + num_masks, device)
-        self._scratch = sample_scratch(max_rows, state.vocab_size, device)
+        self.scratch = sample_scratch(max_rows, state.vocab_size, device)
         self._ranks = rank_scratch(max_rows, state.vocab_size, device)
         self._results = SampleResults(max_rows, ring_depth, device)
 
@@ -75,18 +75,18 @@ class GpuSampler:
     def num_bytes(self) -> int:
         """On the device, seats included."""
         own = self._inputs.nbytes + self._masks.nbytes + self._results.num_bytes
-        parts = (self._scratch, self._ranks)
+        parts = (self.scratch, self._ranks)
         scratch = sum(getattr(part, name).nbytes for part in parts for name in part.__slots__)
-        return int(self._state.num_bytes + own + scratch)
+        return int(self.state.num_bytes + own + scratch)
 
     def open(self, openings: Sequence[SeatOpening]) -> None:
         """Before the forward of the step that opens these seats; on the compute stream."""
-        self._state.open(openings)
+        self.state.open(openings)
 
     @property
     def last_token(self) -> torch.Tensor:
         """[seats] int32 on the device: input of a seat's next decode."""
-        return self._state.table.last_token
+        return self.state.table.last_token
 
     def fill(
         self, staged: npt.NDArray[np.int32], seats: Sequence[int], positions: Sequence[int]
@@ -97,7 +97,7 @@ class GpuSampler:
         Args: seats, positions of the rows; a position counts the tokens before the one to sample.
         """
         n, count = self._max_rows, len(seats)
-        params = [self._state.params(seat) for seat in seats]
+        params = [self.state.params(seat) for seat in seats]
         numbers = staged[: 2 * n].view(np.float64)
         for row, (p, position) in enumerate(zip(params, positions, strict=True)):
             if p.sampling.temperature > 0:
@@ -120,17 +120,26 @@ class GpuSampler:
 
         Args: cut: whether some row may have top_k, top_p or min_p (kernels.sample_tables.CUT).
         """
+        self._sample(logits, self.rows(cut))
+
+    def rows(self, cut: bool) -> SampleRows:
+        """The staged rows, on the device."""
         rows = self._rows
-        self._sample(logits, SampleRows(rows.seats, rows.positions, rows.numbers, cut=cut))
+        return SampleRows(rows.seats, rows.positions, rows.numbers, cut=cut)
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """[max_rows] int32 on the device: what the last kernels drew."""
+        return self._results.tokens
 
     def finish(self, logits: torch.Tensor, seats: Sequence[int]) -> PendingSample:
         """After `enqueue` or the replay that holds it: log probabilities of rows that ask, and the
         copy to the host."""
-        tops = tuple([self._state.params(seat).sampling.logprobs for seat in seats])
+        tops = tuple([self.state.params(seat).sampling.logprobs for seat in seats])
         asked = [top for top in tops if top is not None]
         results = self._results
         if asked:
-            most = min(max(asked), self._state.vocab_size)
+            most = min(max(asked), self.state.vocab_size)
             rank_tokens(
                 logits, self._asking[: len(asked)], results.tokens, most, self._ranks,
                 results.chosen, results.top_ids, results.top_values,
@@ -146,7 +155,7 @@ class GpuSampler:
     ) -> PendingSample:
         """stage, the kernels and finish; token_masks by seat as in engine_svc.types.LateInputs."""
         self.stage(seats, positions)
-        cut = self._state.any_cut(seats)
+        cut = self.state.any_cut(seats)
         masked = [(row, token_masks[seat]) for row, seat in enumerate(seats) if seat in token_masks]
         if masked:
             self._sample(logits, self._masked_rows(masked, cut))
@@ -159,7 +168,7 @@ class GpuSampler:
         return self._results.take(pending)
 
     def _sample(self, logits: torch.Tensor, rows: SampleRows) -> None:
-        sample(logits, rows, self._state.table, self._scratch, self._results.tokens)
+        sample(logits, rows, self.state.table, self.scratch, self._results.tokens)
 
     def _masked_rows(self, masked: Sequence[tuple[int, bytes]], cut: bool) -> SampleRows:
         staged = self._mask_ring.arrays[self._mask_ring.acquire()]

@@ -16,13 +16,15 @@ from kernels.sample_tables import SeatTable
 
 #: an inverse temperature above this would make inf · 0
 _LARGEST_INVERSE = 1e30
+#: seats with lists that may open before the copy of the first one must be done
+_OPENINGS = 8
 
 
 class SamplerState:
     """A `SeatTable` on the device and its mirror on the host.
 
-    Openings are copies and writes on the current stream from page-locked memory: nothing waits for
-    the device but for a staging buffer that an opening `ring_depth` openings ago filled.
+    Openings are copies and writes on the current stream from page-locked memory. Nothing waits for
+    the device but an opening with penalties, bias or bans for the copy of the eighth such before.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class SamplerState:
         self._rows = StagingRing(3, self._mirror.size, device)
         # a sequence, its stopping tokens and its biases with their values
         capacity = context_tokens + 3 * vocab_size + 1
-        self._lists = StagingRing(2, capacity, device)
+        self._lists = StagingRing(_OPENINGS, capacity, device)
         self._received = torch.zeros(capacity, dtype=torch.int32, device=device)
         bits = torch.tensor([tables.MAY_NOT_COME, tables.ONE_OUTPUT], dtype=torch.int32)
         bits = bits.to(device)

@@ -51,6 +51,13 @@ class SiteDeltas:
             num_rows * self._partials(site, num_rows) for num_rows in sizes for site in layout.sites
         )
         self._u = torch.empty(longest, device=device)
+        self._shrink, self._delta = lora_shrink, lora_delta
+        if device.type == "cuda":
+            # Triton is not installed where there is no GPU to use it
+            from kernels.lora_delta_triton import lora_delta_triton
+            from kernels.lora_shrink_triton import lora_shrink_triton
+
+            self._shrink, self._delta = lora_shrink_triton, lora_delta_triton
         self._columns: list[SiteColumns] = [
             site_columns([(p.col0, p.num_cols) for p in layout.slices_of(0, site)], device)
             for site in layout.sites
@@ -75,6 +82,6 @@ class SiteDeltas:
         cell = self._layout.site_cell(layer, site)
         rows, slices = x.shape[0], shape.num_slices
         u = self._u[: rows * self._partials(shape, rows)].view(-1, rows, slices, self._rank)
-        lora_shrink(x, self._table, step.plan, first_entry, shape.num_slices, u)
-        lora_delta(u, self._table, step.plan, first_entry, self._columns[site], cell, delta)
+        self._shrink(x, self._table, step.plan, first_entry, shape.num_slices, u)
+        self._delta(u, self._table, step.plan, first_entry, self._columns[site], cell, delta)
         return LoraDelta(delta, step.row_slot, self._table, cell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_svc.model.lora import StepLora
-from engine_svc.model.site_table import SiteTableRows
+from engine_svc.model.site_table import SiteTableRows, SlotRow
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.types import BASE_DIGEST, SlotBinding
@@ -28,12 +28,14 @@ class SlotBindings:
     def bind(self, binding: SlotBinding) -> None:
         """The slot holds this adapter for the steps from here on, or none."""
         slot = binding.slot
-        if binding.digest == BASE_DIGEST:
+        is_base = binding.digest == BASE_DIGEST
+        self.apply(slot, None if is_base else self._slot_writer.take_row(slot, binding.digest))
+
+    def apply(self, slot: int, row: SlotRow | None) -> None:
+        """The slot holds what this row says."""
+        if row is None:
             self._site_table.clear(slot)
-            self._lora.bind(slot, None)
-            self._vocabulary.bind(slot, None)
-            return
-        row = self._slot_writer.take_row(slot, binding.digest)
-        self._site_table.write(slot, row)
+        else:
+            self._site_table.write(slot, row)
         self._lora.bind(slot, row)
         self._vocabulary.bind(slot, row)

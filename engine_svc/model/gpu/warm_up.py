@@ -10,16 +10,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from engine_svc.layout import AdapterLayout
+from engine_svc.layout import TABLES, AdapterLayout
 from engine_svc.model.gpu.buckets import padded_rows
 from engine_svc.model.gpu.runner import GpuRunner
+from engine_svc.model.gpu.slot_bindings import SlotBindings
 from engine_svc.model.gpu.stepper import Stepper
-from engine_svc.model.site_table import SiteTableRows, SlotRow
+from engine_svc.model.site_table import SlotRow
 from engine_svc.types import NO_SLOT, Chunk, LateInputs, SamplingParams, SeatOpening, StepPlan
 
 log = logging.getLogger(__name__)
 
 _SLOT = 0
+_NOTHING_LATE = LateInputs()
 _RANK = 16
 #: everything that a sampler may be asked for, in one seat or another
 _SAMPLING = (
@@ -39,29 +41,31 @@ class WarmUp:
         self,
         runner: GpuRunner,
         stepper: Stepper,
-        site_table: SiteTableRows,
+        bindings: SlotBindings,
         layout: AdapterLayout,
         *,
         page_size: int,
         max_pages: int,
         max_num_seqs: int,
         max_rows: int,
+        vocab_size: int,
     ) -> None:
-        self._runner, self._stepper, self._site_table = runner, stepper, site_table
+        self._runner, self._stepper, self._bindings = runner, stepper, bindings
         self._layout, self._page_size = layout, page_size
         self._longest = max_pages * page_size
         self._max_num_seqs, self._max_rows = max_num_seqs, max_rows
-        self._step = -1
+        self._step, self._vocab_size = -1, vocab_size
 
     @torch.inference_mode()
     def run(self, *, capture: bool) -> None:
         """Everything once; with `capture`, every bucket becomes a graph."""
         begun = time.perf_counter()
         self._runner.wait()
-        self._site_table.write(_SLOT, synthetic_row(self._layout))
+        self._bindings.apply(_SLOT, synthetic_row(self._layout, with_head=False))
         for chunks, is_bucket in self._steps():
             self._run(chunks, capture and is_bucket)
-        self._site_table.clear(_SLOT)
+        self._run_rare()
+        self._bindings.apply(_SLOT, None)
         self._runner.wait()
         log.info(
             "model.warmed_up",
@@ -70,6 +74,15 @@ class WarmUp:
                 "graphs": self._stepper.num_graphs,
             },
         )
+
+    def _run_rare(self) -> None:
+        """What has no graph: an adapter's own output head, prompt_logprobs, grammar masks."""
+        self._bindings.apply(_SLOT, synthetic_row(self._layout, with_head=True))
+        for slot in (_SLOT, NO_SLOT):
+            count = min(2 * self._page_size, self._longest)
+            prompt = self._chunk(0, slot, 0, count)._replace(prompt_logprobs=2)
+            everything = bytes([255]) * -(-self._vocab_size // 8)
+            self._run([prompt], False, LateInputs(((0, everything),)))
 
     def _steps(self) -> Iterator[tuple[list[Chunk], bool]]:
         """Largest first, so that memory is asked for once; whether a graph is made of it."""
@@ -100,7 +113,9 @@ class WarmUp:
         tokens = () if start else (0,) * count
         return Chunk(seat, slot, start, count, tokens, pages, (seat,))
 
-    def _run(self, chunks: Sequence[Chunk], capture: bool) -> None:
+    def _run(
+        self, chunks: Sequence[Chunk], capture: bool, late: LateInputs = _NOTHING_LATE
+    ) -> None:
         self._step -= 1
         openings = tuple(
             SeatOpening(chunk.seat, _SAMPLING[chunk.seat % len(_SAMPLING)], 0, (0,), (0,))
@@ -108,22 +123,25 @@ class WarmUp:
         )
         plan = StepPlan(self._step, tuple(chunks), openings)
         self._runner.forward(plan)
-        self._runner.sample(plan, LateInputs())
+        self._runner.sample(plan, late)
         self._runner.collect(plan.step)
         if capture:
             self._runner.capture(plan)
 
 
-def synthetic_row(layout: AdapterLayout) -> SlotRow:
+def synthetic_row(layout: AdapterLayout, *, with_head: bool) -> SlotRow:
     """An adapter of rank 16 at every site of the layers, all of whose blocks are the arena's first
     bytes: its numbers mean nothing."""
     entries, cells = layout.num_entries, layout.num_site_cells
     inner = np.arange(entries) < layout.num_layers * len(layout.slices)
+    if with_head:
+        inner[: layout.embedding_entries.start] = True
     offsets = np.where(inner, 0, -1).astype(np.int64)[:, None]
     none = np.full(cells, -1, np.int64)
     return SlotRow(
         digest="warm-up",
         rank=np.where(inner, _RANK, 0).astype(np.int32),
         scale=np.ones(entries, np.float32),
-        a_off=offsets, b_off=offsets, g_off=none, c_off=none, tables={},
+        a_off=offsets, b_off=offsets, g_off=none, c_off=none,
+        tables=dict.fromkeys(TABLES, np.zeros(0, np.int64)),
     )  # fmt: skip
