@@ -47,6 +47,8 @@ class ModelOptions:
     context_tokens: int = 0
     #: on a GPU: launch every step instead of replaying captured graphs
     enforce_eager: bool = False
+    #: on a GPU: elementwise and attention kernels begin before the launch ahead of them has ended
+    dependent_launches: bool = True
     #: take the GPU's way through a step on a CPU too: slow, for tests
     static_buffers: bool = False
     #: "auto": the folder's checkpoint; "dummy": random numbers, for benchmarks
@@ -109,6 +111,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
         runner = build_gpu_runner(
             base, weights, arena, layout, rows, slot_writer, workspace,
             warm_up=on_gpu, capture=on_gpu and not options.enforce_eager,
+            overlap=options.dependent_launches,
         )  # fmt: skip
     return LoadedModel(
         runner=runner,

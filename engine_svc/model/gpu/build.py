@@ -84,8 +84,10 @@ def build_gpu_runner(
     *,
     warm_up: bool,
     capture: bool,
+    overlap: bool,
 ) -> GpuRunner:
-    """Args: warm_up, run every kind of step once; capture, make graphs of them (a GPU only)."""
+    """Args: warm_up, run every kind of step once; capture, make graphs of them (a GPU only);
+    overlap, see launches.py."""
     limits, device = workspace.limits, workspace.device
     max_pages = min(-(-limits.context_tokens // arena.page_size), arena.num_pages)
     page_table = PageTable(limits.max_num_seqs, max_pages, device)
@@ -93,7 +95,7 @@ def build_gpu_runner(
     trunk = Trunk(
         base, weights, arena, deltas, workspace.buffers,
         page_table.device_table, workspace.sampler.last_token, workspace.scratch,
-        limits.context_tokens,
+        limits.context_tokens, overlap=overlap,
     )  # fmt: skip
     prefill_rows = tile_rows(base.num_heads, base.num_kv_heads)
     shapes = StepLimits(limits.max_rows, limits.max_num_seqs, limits.num_slots, prefill_rows)
@@ -115,8 +117,7 @@ def build_gpu_runner(
         Timeline(device, MAX_RUN_AHEAD + 1),
         guard,
         num_bytes=sum(
-            part.num_bytes
-            for part in (workspace.buffers, workspace.sampler, deltas, stepper, head)
+            part.num_bytes for part in (workspace.buffers, workspace.sampler, deltas, stepper, head)
         ),
     )
     if warm_up:
