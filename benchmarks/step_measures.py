@@ -11,19 +11,19 @@ from benchmarks.core_drive import CoreDriver, core_limits
 from benchmarks.harness import Recorder
 from benchmarks.step_bench import Bench
 from benchmarks.step_cases import PEER_PREFILL_S, PEER_TPOT_MS, RANK_16, Case, Size
+from benchmarks.step_driver import Decoded
 from engine_svc.types import NO_SLOT
 
 
 def measure_tpot(recorder: Recorder, bench: Bench, rounds: int, with_peer: bool) -> None:
-    """TPOT of every case, after one round that warms up and is held against what answers must be
-    like."""
+    """TPOT of every case; one round is held against what answers must be like."""
     cases = bench.size.cases
-    streams = {case: _checked(bench, case) for case in cases}
-    base = next((stream for case, stream in streams.items() if not case.groups), None)
-    for case, by_slot in streams.items():
-        if base is not None:
-            bench.failures += step_checks.without_effect(base[NO_SLOT], case.title, by_slot)
     samples = _rounds(bench, cases, rounds)
+    base = next((samples[case].by_slot for case in cases if not case.groups), None)
+    for case in cases:
+        if base is not None:
+            by_slot = samples[case].by_slot
+            bench.failures += step_checks.without_effect(base[NO_SLOT], case.title, by_slot)
     for case in cases:
         peer = PEER_TPOT_MS.get(case.title) if with_peer else None
         _add_tpot(recorder, bench, case, samples[case], peer)
@@ -33,8 +33,6 @@ def measure_fragments(recorder: Recorder, bench: Bench, rounds: int) -> None:
     """Tax: time over the case with one adapter; for one adapter a sequence less the ratio of bytes
     that both must read."""
     cases = bench.size.fragments
-    for case in cases:
-        _checked(bench, case)
     samples = _rounds(bench, cases, rounds)
     for whole, three, each in zip(cases[::3], cases[1::3], cases[2::3], strict=True):
         for case in (whole, three, each):
@@ -113,33 +111,35 @@ def record_places(
     recorder.add(f"{high} places / {low}", [ratio], "×", better="lower")
 
 
-def _checked(bench: Bench, case: Case) -> Mapping[int, tuple[int, ...]]:
-    """One run; its answers by slot."""
-    decoded = bench.decode(case)
-    slots = case.slots(bench.slots[case.ranks])
-    share = step_checks.agreement(slots, decoded.tokens)
-    if share < 1.0:
-        print(
-            f"# {case.title}: {share:.1%} of equal sequences agree in the first token", flush=True
-        )
-    return step_checks.streams_by_slot(slots, decoded.tokens)
-
-
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """Seconds by round: a token, and the median step on the device."""
+    """Seconds by round: a token, and the median step on the device. `by_slot`: one answer each."""
 
+    by_slot: Mapping[int, tuple[int, ...]]
     tpot: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
 
+    def add(self, decoded: Decoded) -> None:
+        self.tpot.append(decoded.tpot_s)
+        self.device.append(statistics.median(decoded.compute_s))
+
 
 def _rounds(bench: Bench, cases: Sequence[Case], rounds: int) -> dict[Case, _Samples]:
-    samples = {case: _Samples() for case in cases}
-    for _ in range(rounds):
+    """All cases once for what they answer, which counts as the round where there is but one; then
+    round by round."""
+    samples = {}
+    for case in cases:
+        decoded = bench.decode(case)
+        slots = case.slots(bench.slots[case.ranks])
+        samples[case] = _Samples(step_checks.streams_by_slot(slots, decoded.tokens))
+        share = step_checks.agreement(slots, decoded.tokens)
+        if share < 1.0:
+            print(f"# {case.title}: {share:.1%} of equal sequences agree in a token", flush=True)
+        if rounds == 1:
+            samples[case].add(decoded)
+    for _ in range(rounds if rounds > 1 else 0):
         for case in cases:
-            decoded = bench.decode(case)
-            samples[case].tpot.append(decoded.tpot_s)
-            samples[case].device.append(statistics.median(decoded.compute_s))
+            samples[case].add(bench.decode(case))
     return samples
 
 
