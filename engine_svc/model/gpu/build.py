@@ -28,13 +28,16 @@ from engine_svc.model.site_table import SiteTableRows
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.model.weights import ModelWeights
+from kernels.attention_reference import MAX_GROUP
 from kernels.decode_attention import decode_scratch
 from kernels.prefill_attention import tile_rows
 from loraplex.base_model import BaseModelSpec
+from loraplex.status import BaseModelUnsupported, FieldInvalid
 
 #: steps that may be in flight: one runs, one is enqueued
 MAX_RUN_AHEAD = 1
 _RING_DEPTH = MAX_RUN_AHEAD + 2
+MIN_PAGE_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,21 @@ class GpuLimits:
     max_num_seqs: int
     num_slots: int
     context_tokens: int
+
+
+def check_supported(base: BaseModelSpec, page_size: int) -> None:
+    """Raises: FieldInvalid, BaseModelUnsupported: what the attention kernels do not take."""
+    if page_size < MIN_PAGE_SIZE or page_size & (page_size - 1):
+        raise FieldInvalid(
+            "page_size", page_size, f"a power of two from {MIN_PAGE_SIZE} on a GPU",
+            reason="CONFIG_INVALID",
+        )  # fmt: skip
+    group = base.num_heads // base.num_kv_heads
+    if group > MAX_GROUP:
+        raise BaseModelUnsupported(
+            "num_attention_heads", str(base.num_heads),
+            f"at most {MAX_GROUP * base.num_kv_heads} on a GPU: {MAX_GROUP} a key-value head",
+        )  # fmt: skip
 
 
 class GpuWorkspace:
