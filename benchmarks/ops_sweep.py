@@ -93,19 +93,20 @@ def layers_of(
     adapters = build_adapters(
         shape, LLAMA_8B, len(weights), max(8, len(shape.rows)), first.dtype, first.device
     )
-    layers = Layers(clock, weights, adapters, [], only_site=site)
-    choose(layers, candidate, shape.tokens)
+    buffers = site_buffers(LLAMA_8B, shape.tokens, 64, adapters.plan.tile_rows, first)
+    layers = Layers(clock, weights, adapters, buffers, only_site=site)
+    choose(layers, candidate)
     return layers
 
 
-def choose(layers: Layers, candidate: Candidate, tokens: int) -> None:
+def choose(layers: Layers, candidate: Candidate) -> None:
     """Take a candidate: its number of partials decides the shape of u."""
-    shrink, delta = candidate
+    layers.shrink_tuning, layers.delta_tuning = candidate
     sites, tile_rows = layers.adapters.sites, layers.adapters.plan.tile_rows
     assert layers.only_site is not None
-    splits = splits_of(sites[layers.only_site], shrink, tile_rows)
-    layers.shrink_tuning, layers.delta_tuning = shrink, delta
-    layers.buffers = site_buffers(sites, tokens, 64, tile_rows, layers.weights[0][0], splits)
+    own = layers.buffers[layers.only_site]
+    splits = splits_of(sites[layers.only_site], candidate[0], tile_rows)
+    own.u = own.u.new_empty((splits, *own.u.shape[1:]))
 
 
 def sweep(bench: Bench, seconds: float, results: Path) -> int:
@@ -121,7 +122,7 @@ def sweep(bench: Bench, seconds: float, results: Path) -> int:
                 found: list[tuple[float, str]] = []
                 layers = layers_of(bench.clock, bench.weights, which, site, (None, None))
                 for candidate in candidates(shape):
-                    choose(layers, candidate, which[0])
+                    choose(layers, candidate)
                     error = layers.worst_error()
                     wrong += not error < ERROR_LIMIT
                     value = median(bench.in_layer(layers, REPEATS)[0])

@@ -130,6 +130,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     real = real_groups[:, None] & real_dims[None, :]
     table = page_table + seat * table_stride
     keys = pages + layer.to(tl.int64) * (2 * PLANE) + kv_head * DIM
+    columns = tl.arange(0, BLOCK_N)
+    page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
     if PDL:
         cuda.gdc_wait()
     q_tile = tl.load(q + row * (HEADS * DIM) + head_numbers, mask=real, other=0.0)
@@ -138,9 +140,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     top = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     values = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    # of softmax's exponents, to the base 2; one fused operation a score applies it
     scale = 1.4426950408889634 / DIM**0.5
-    columns = tl.arange(0, BLOCK_N)
-    page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
     for n in range(first, end, BLOCK_N):
         position = n + columns
         live = position < end
@@ -154,11 +155,11 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         v = tl.load(here + PLANE, mask=mask, other=0.0)
         if CAST:
             k, v = k.to(tl.float32), v.to(tl.float32)
-        scores = tl.dot(q_tile, k.T, input_precision=PRECISION) * scale
+        scores = tl.dot(q_tile, k.T, input_precision=PRECISION)
         scores = tl.where(live[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        share = tl.exp2(scores - new_top[:, None])
-        rescale = tl.exp2(top - new_top)
+        share = tl.exp2(scores * scale - (new_top * scale)[:, None])
+        rescale = tl.exp2((top - new_top) * scale)
         total = total * rescale + tl.sum(share, 1)
         values = values * rescale[:, None]
         values = tl.dot(share.to(v.dtype), v, values, input_precision=PRECISION)
@@ -175,7 +176,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         weights += item * (tl.num_programs(2) * GROUP)
         part = parts + split * (GROUP * DIM) + groups[:, None] * DIM + dims[None, :]
         tl.store(part, values, mask=real)
-        tl.store(weights + split * GROUP + groups, top + tl.log2(total), mask=real_groups)
+        tl.store(weights + split * GROUP + groups, top * scale + tl.log2(total), mask=real_groups)
         # every thread's part is written before the count says so
         tl.debug_barrier()
         before = tl.atomic_add(arrived + item, 1, sem="acq_rel", scope="gpu")

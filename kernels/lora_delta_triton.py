@@ -213,6 +213,8 @@ def delta_kernel(  # type: ignore[no-untyped-def]
                     OFFSET_UNIT,
                     PDL,
                 )
+                if PDL:
+                    gdc_wait()  # where there is a constant alone, nothing has waited yet
                 tl.store(out + columns, total.to(dtype), mask=columns < num_cols)
             else:
                 if PDL:

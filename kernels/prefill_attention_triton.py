@@ -42,6 +42,7 @@ def add_blocks(  # type: ignore[no-untyped-def]
     POSITION: tl.constexpr = KV_HEADS * DIM
     PLANE: tl.constexpr = PAGE_SIZE * POSITION
     real_dims = dims < DIM
+    # of softmax's exponents, to the base 2; one fused operation a score applies it
     scale = 1.4426950408889634 / DIM**0.5
     columns = tl.arange(0, BLOCK_N)
     page = tl.load(table + (first + columns) // PAGE_SIZE, mask=first + columns < end, other=0)
@@ -59,7 +60,7 @@ def add_blocks(  # type: ignore[no-untyped-def]
         v = tl.load(here + PLANE, mask=mask, other=0.0)
         if CAST:
             k, v = k.to(tl.float32), v.to(tl.float32)
-        scores = tl.dot(q_tile, k.T, input_precision=PRECISION) * scale
+        scores = tl.dot(q_tile, k.T, input_precision=PRECISION)
         if MASKED:
             seen = position[None, :] <= own[:, None]
             if WINDOW > 0:
@@ -70,8 +71,8 @@ def add_blocks(  # type: ignore[no-untyped-def]
         if WINDOW > 0:
             # a block may lie before the windows of some rows: −inf must not meet itself
             shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        share = tl.exp2(scores - shift[:, None])
-        rescale = tl.exp2(top - shift)
+        share = tl.exp2(scores * scale - (shift * scale)[:, None])
+        rescale = tl.exp2((top - shift) * scale)
         total = total * rescale + tl.sum(share, 1)
         values = values * rescale[:, None]
         values = tl.dot(share.to(v.dtype), v, values, input_precision=PRECISION)

@@ -22,8 +22,8 @@ import torch
     BANNED_UNTIL,
 ) = range(9)
 SEAT_WORDS = 16
-#: bits of FLAGS: which work a row of the seat asks for
-PENALISED, BIASED, BANNED, DRAWN, CUT = 1, 2, 4, 8, 16
+#: bits of FLAGS: which work a row of the seat asks for; RANKED, log probabilities, is the caller's
+PENALISED, BIASED, BANNED, DRAWN, CUT, RANKED = 1, 2, 4, 8, 16, 32
 #: bits of a tally: the token stands in the prompt; it may not come before BANNED_UNTIL; the times
 #: it was put out count in units of ONE_OUTPUT
 IN_PROMPT, MAY_NOT_COME, ONE_OUTPUT = 1, 2, 4

@@ -16,7 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kernels import rank_tokens
 from kernels.add_rms_norm_triton import add_rms_norm_kernel
+from kernels.rank_tokens_triton import rank_blocks_kernel, rank_rows_kernel
 from kernels.rope_store_triton import rope_store_kernel
 from kernels.sample import BLOCK, CANDIDATES
 from kernels.sample_candidates_triton import candidates_kernel
@@ -32,7 +34,7 @@ POINTERS = {
     "tally": "i32", "bias": "fp32", "token_masks": "i32", "mask_of_row": "i32", "maxima": "fp32",
     "sums": "fp32", "rests": "fp32", "places": "i32", "counts": "i32", "faults": "i32",
     "values": "fp32", "value_columns": "i32", "numbers": "fp64", "last_token": "i32",
-    "tokens": "i32",
+    "tokens": "i32", "rows": "i32", "chosen": "fp32", "top_ids": "i32", "top_values": "fp32",
 }  # fmt: skip
 #: pointer arguments of the compute dtype
 COMPUTE = (
@@ -41,7 +43,16 @@ COMPUTE = (
 )  # fmt: skip
 FLOATS = ("eps",)
 #: whole numbers that are not multiples of 16
-ODD_NUMBERS = ("cell", "num_cells", "layer", "seat_stride", "num_blocks", "mask_words")
+ODD_NUMBERS = (
+    "cell",
+    "num_cells",
+    "layer",
+    "seat_stride",
+    "num_blocks",
+    "mask_words",
+    "top",
+    "top_stride",
+)
 DELTA = {"HAS_DELTA": True, "OFFSET_UNIT": 16}
 
 
@@ -65,6 +76,9 @@ def main() -> None:
         report(scan_kernel, scan, num_warps=SCAN_WARPS)
         report(candidates_kernel, scan, num_warps=CANDIDATE_WARPS)
         report(draw_kernel, {**scan, "BLOCKS": 64}, num_warps=DRAW_WARPS)
+    ranks = {"KEPT": rank_tokens.KEPT}
+    report(rank_blocks_kernel, {"BLOCK": rank_tokens.BLOCK, **ranks}, num_warps=8)
+    report(rank_rows_kernel, {"BLOCKS": 64, **ranks}, num_warps=8)
 
 
 def report(kernel: Any, constants: dict[str, Any], **options: int) -> None:

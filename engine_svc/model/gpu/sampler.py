@@ -20,7 +20,7 @@ from engine_svc.model.randomness import uniform
 from engine_svc.types import SeatOpening
 from kernels.rank_tokens import rank_scratch, rank_tokens
 from kernels.sample import sample, sample_scratch
-from kernels.sample_tables import SampleRows
+from kernels.sample_tables import CUT, DRAWN, RANKED, SampleRows
 
 __all__ = ["GpuSampler", "PendingSample", "TakenSample"]
 
@@ -97,15 +97,15 @@ class GpuSampler:
         Args: seats, positions of the rows; a position counts the tokens before the one to sample.
         """
         n, count = self._max_rows, len(seats)
-        params = [self.state.params(seat) for seat in seats]
+        flags = self.state.flags(seats)
         numbers = staged[: 2 * n].view(np.float64)
-        for row, (p, position) in enumerate(zip(params, positions, strict=True)):
-            if p.sampling.temperature > 0:
-                numbers[row] = uniform(p.sampling.seed, p.choice, position)
+        for row in (flags & DRAWN).nonzero()[0].tolist():
+            p = self.state.params(seats[row])
+            numbers[row] = uniform(p.sampling.seed, p.choice, positions[row])
         staged[2 * n : 2 * n + count] = seats
         staged[2 * n + count : 3 * n] = -1
         staged[3 * n : 3 * n + count] = positions
-        asking = [row for row, p in enumerate(params) if p.sampling.logprobs is not None]
+        asking = (flags & RANKED).nonzero()[0]
         staged[4 * n : 4 * n + len(asking)] = asking
 
     def stage(self, seats: Sequence[int], positions: Sequence[int]) -> None:
@@ -155,7 +155,7 @@ class GpuSampler:
     ) -> PendingSample:
         """stage, the kernels and finish; token_masks by seat as in engine_svc.types.LateInputs."""
         self.stage(seats, positions)
-        cut = self.state.any_cut(seats)
+        cut = bool((self.state.flags(seats) & CUT).any())
         masked = [(row, token_masks[seat]) for row, seat in enumerate(seats) if seat in token_masks]
         if masked:
             self._sample(logits, self._masked_rows(masked, cut))

@@ -59,9 +59,10 @@ class SamplerState:
         """A seat that was never opened is our bug: KeyError."""
         return self._params[seat]
 
-    def any_cut(self, seats: Sequence[int]) -> bool:
-        """Whether a seat has top_k, top_p or min_p to apply."""
-        return bool((self._mirror[list(seats), tables.FLAGS] & tables.CUT).any())
+    def flags(self, seats: Sequence[int]) -> npt.NDArray[np.int32]:
+        """[n] FLAGS of these seats."""
+        found: npt.NDArray[np.int32] = self._mirror[np.asarray(seats, np.int64), tables.FLAGS]
+        return found
 
     def open(self, openings: Sequence[SeatOpening]) -> None:
         """Reset seats for sequences, new or back after a preemption."""
@@ -124,6 +125,7 @@ def seat_words(params: SeatParams, vocab_size: int) -> npt.NDArray[np.int32]:
         | tables.BANNED * (s.min_tokens > 0 and len(_stopping(s, vocab_size)) > 0)
         | tables.DRAWN * drawn
         | tables.CUT * (drawn and cut)
+        | tables.RANKED * (s.logprobs is not None)
     )
     floats = words.view(np.float32)
     floats[tables.INVERSE_TEMPERATURE] = min(1.0 / s.temperature, _LARGEST_INVERSE) if drawn else 0
