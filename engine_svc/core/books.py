@@ -52,6 +52,9 @@ class Books:
         #: adapters that nobody asked for any more since the last plan
         self.abandoned: list[str] = []
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
+        #: idle slots of adapters in the ring, the farthest from its turn last, as they were when
+        #: somebody last looked for one to give up
+        self.far_slots: list[Slot] = []
         #: suspended sequences that keep their pages
         self.paused: dict[Age, Sequence] = {}
         #: ended sequences whose pages a launched step still uses
@@ -124,7 +127,8 @@ class Books:
         if not lane.flows:
             turn = self.turns.get(lane.digest)
             if turn is not None:
-                self._end_turn(turn)
+                self.turns.end(turn)
+                self._note_place(lane)
             self.absent.pop(lane.digest, None)
             self.abandoned.append(lane.digest)
             del self.lanes[lane.digest]
@@ -298,17 +302,26 @@ class Books:
         return self._events - 1
 
     def _note_place(self, lane: Lane) -> None:
-        if lane.num_in_ring and not lane.is_base and lane.digest not in self.turns:
-            self.placeless[lane.digest] = lane
+        if lane.is_base:
+            return
+        digest, has_turn = lane.digest, lane.digest in self.turns
+        if lane.num_in_ring and not has_turn:
+            self.placeless[digest] = lane
         else:
-            self.placeless.pop(lane.digest, None)
+            self.placeless.pop(digest, None)
+        self.memory.slots.note(digest, has_turn, lane.num_in_ring > 0)
+
+    def note_slot(self, digest: str) -> None:
+        """The adapter's slot is ready."""
+        lane = self.lanes.get(digest)
+        is_wanted = lane is not None and lane.num_in_ring > 0
+        self.memory.slots.note(digest, digest in self.turns, is_wanted)
 
     # ---- turns
 
     def begin_turn(self, flow: Flow, now: float) -> None:
         """The flow's adapter has a place; its first sequence was started."""
         lane = flow.lane
-        self.memory.slots.touch(lane.digest)
         lane.blame(Cause.BUDGET, now)
         self.turns.begin(flow, self.next_step, now)
         self._note_place(lane)
@@ -316,7 +329,7 @@ class Books:
     def end_turn(self, turn: Turn, now: float) -> None:
         """The place is free; what still runs is paused, and who was served goes to the tail."""
         lane = turn.lane
-        self._end_turn(turn)
+        self.turns.end(turn)
         if turn.closing_since is not None:
             self.rates.turn_ended(now - turn.began_s)
         served = {sequence.flow: None for sequence in lane.running.values()}
@@ -330,14 +343,6 @@ class Books:
             lane.blame(Cause.PLACE, now)
         self._note_place(lane)
 
-    def _end_turn(self, turn: Turn) -> None:
-        self.turns.end(turn)
-        self.memory.slots.touch(turn.lane.digest)
-
-    def num_before(self, lane: Lane) -> int:
-        """The most grants before the next one to an adapter in the ring."""
-        return min(self.ring.num_before(f) for f in lane.flows.values() if f.line == RING)
-
     def check_lines(self, lane: Lane) -> None:
         """Raises: AssertionError when somebody waits for nothing, or stands for nobody."""
         has_turn = lane.digest in self.turns
@@ -349,6 +354,10 @@ class Books:
         assert lane.num_in_ring == sum(f.line == RING for f in lane.flows.values())
         lacks = lane.num_in_ring > 0 and not lane.is_base and not has_turn
         assert lacks is (lane.digest in self.placeless)
+        slots = self.memory.slots
+        if slots.ready(lane.digest) is not None:
+            assert lacks is (lane.digest in slots.wanted), "a slot's demand is lost"
+            assert (lacks or has_turn) is (lane.digest not in slots.unwanted)
 
     # ---- adapters
 

@@ -56,17 +56,26 @@ class Loads:
         if books.abandoned:
             self._forget_unwanted()
         if books.on_host:
-            coming = books.ring.first(1 + books.limits.prefetch_adapters)
-            for position, lane in enumerate(dict.fromkeys(flow.lane for flow in coming)):
-                if lane.digest in books.on_host and not books.memory.slots.get(lane.digest):
-                    self._try_fill(lane, position == 0, now)
+            self._prefetch(now)
+
+    def _prefetch(self, now: float) -> None:
+        """Copies for the first of the ring, in its order: what comes free is kept for the first
+        that lacks it."""
+        books = self._books
+        ahead: set[str] = set()
+        for flow in books.ring.first(1 + books.limits.prefetch_adapters):
+            lane = flow.lane
+            lacks = lane.digest in books.on_host and not books.memory.slots.get(lane.digest)
+            if lacks and not self._try_fill(lane, ahead, now):
+                return
+            ahead.add(lane.digest)
 
     def try_fill_now(self, lane: Lane, now: float) -> bool:
         """Start a copy whatever the ring says; False when its weights are not on the host."""
         books = self._books
         if lane.digest not in books.on_host or books.memory.slots.get(lane.digest):
             return False
-        return self._try_fill(lane, True, now)
+        return self._try_fill(lane, set(), now)
 
     def _ask(self, now: float) -> None:
         books = self._books
@@ -136,14 +145,15 @@ class Loads:
                 )
                 self._books.end_request(sequence.live, failure, now)
 
-    def _try_fill(self, lane: Lane, urgent: bool, now: float) -> bool:
+    def _try_fill(self, lane: Lane, ahead: set[str], now: float) -> bool:
+        """Start a copy; adapters `ahead` in the ring keep their slots. False: it lacks room."""
         books = self._books
         weights = books.on_host[lane.digest]
         pages = None
-        if make_room_for_load(books, lane, weights.num_pages, now, urgent):
+        if make_room_for_load(books, lane, weights.num_pages, ahead, now):
             pages = books.memory.try_take_settled(weights.num_pages)
         if pages is None:
-            if urgent:
+            if not ahead:
                 books.memory.kept_pages = weights.num_pages
                 lane.blame(Cause.BYTES, now)
             return False
@@ -167,7 +177,7 @@ class Loads:
             return
         slot.state = SlotState.READY
         slot.load_s = now - slot.wanted_s
-        books.memory.slots.touch(load.digest)
+        books.note_slot(load.digest)
 
     def _failed(self, digest: str, failure: Failure, now: float) -> None:
         lane = self._books.lanes.get(digest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from engine_svc.core.pages import PagePool
 from engine_svc.core.prefix_index import PrefixIndex, PrefixNode, Root, Tokens
@@ -72,14 +72,6 @@ class Memory:
         self.slots.remove(slot)
         self.slots.num_evictions += 1
         self.release(slot.page_ids)
-
-    def idle_slots(self, in_use: Callable[[str], bool]) -> list[Slot]:
-        """Ready slots whose adapter holds no place, least recently used first."""
-        return [
-            slot
-            for slot in self.slots.all()
-            if slot.state is SlotState.READY and not in_use(slot.digest)
-        ]
 
     def check_integrity(self, sequence_pages: Iterable[Iterable[int]]) -> None:
         """Every page is free, resting, or referred to exactly as often as somebody names it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine_svc.core.books import Books
 from engine_svc.core.budget import divide_budget, start_waiting
+from engine_svc.core.eviction import oldest_runnable
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.loads import Loads
@@ -16,7 +17,7 @@ from engine_svc.core.places import (
     grant_places,
     is_ready,
 )
-from engine_svc.core.pressure import Claim, oldest_runnable
+from engine_svc.core.pressure import Claim
 from engine_svc.core.sequence import Sequence
 from engine_svc.core.start import try_start
 from engine_svc.types import (
@@ -79,18 +80,21 @@ def _choose(books: Books, now: float) -> list[Sequence]:
 
 def _unlock(books: Books, loads: Loads, now: float) -> None:
     """Everybody lacks what others keep: the oldest takes what it needs, so that it ends. While its
-    adapter is on its way, the ring goes on with all places and seats free."""
+    adapter, or one whose pages it needs, is on its way, the ring goes on with all places and seats
+    free."""
     for turn in books.turns:
         books.end_turn(turn, now)
     oldest = oldest_runnable(books)
     if oldest is None:
         return
-    lane = oldest.lane
-    if not is_ready(books, lane):
-        loads.try_fill_now(lane, now)
-        grant_places(books, now)
+    if not is_ready(books, oldest.lane):
+        loads.try_fill_now(oldest.lane, now)
     elif try_start(books, oldest, Claim.TURN, books.limits.min_chunk, now, True) is None:
         begin_turn(books, oldest.flow, now)
+        for turn in books.turns:
+            turn.is_rescue = True
+        return
+    grant_places(books, now)
 
 
 def _group(chosen: list[Sequence]) -> dict[Lane, list[Sequence]]:

@@ -47,6 +47,8 @@ class Turn:
     #: served while nobody waited
     free: float = 0.0
     closing_since: int | None = None
+    #: begun out of the ring's order, so that the oldest sequence ends while all others lack pages
+    is_rescue: bool = False
 
     def is_due(self, step: int, limits: EngineLimits) -> bool:
         if limits.policy == "resident-first":
