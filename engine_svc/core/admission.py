@@ -134,7 +134,8 @@ def max_total(books: Books, request: Request) -> int:
 def _lane(books: Books, request: Request, now: float) -> Lane:
     lane = books.lanes.get(request.flow.digest)
     if lane is None:
-        lane = Lane(request.adapter, max_total(books, request), Cause.BUDGET, now, books.deferred)
+        most = max_total(books, request)
+        lane = Lane(request.adapter, most, Cause.BUDGET, now, books.deferred, books.prompts)
         books.lanes[lane.digest] = lane
         books.note_presence(lane, now)
     return lane

@@ -52,6 +52,10 @@ class Books:
         #: adapters that nobody asked for any more since the last plan
         self.abandoned: list[str] = []
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
+        #: who has each seat, or had it last
+        self.seated: list[Sequence | None] = [None] * limits.max_num_seqs
+        #: running sequences whose next chunk names its tokens
+        self.prompts: dict[Sequence, None] = {}
         #: idle slots of adapters in the ring, the farthest from its turn last, as they were when
         #: somebody last looked for one to give up
         self.far_slots: list[Slot] = []
@@ -107,7 +111,7 @@ class Books:
         lane.put(sequence, SequenceState.ENDED)
         self._settle(sequence.flow)
         sequence.live.discarded_tokens += sequence.num_pending
-        if sequence.in_flight:
+        if self.in_flight(sequence):
             self.leaving.append(sequence)
         else:
             self.release_pages(sequence)
@@ -135,6 +139,10 @@ class Books:
 
     # ---- sequences
 
+    def in_flight(self, sequence: Sequence) -> bool:
+        """A launched step that it is in has not been committed."""
+        return sequence.last_step > self.memory.pool.committed_step
+
     def start(self, sequence: Sequence, now: float) -> None:
         """waiting or suspended → running, with the seats it needs."""
         lane = sequence.lane
@@ -146,7 +154,8 @@ class Books:
         self.leave_line(sequence.flow)
         self.num_running += 1
         sequence.seats = tuple(self.free_seats.pop() for _ in range(sequence.num_seats_needed))
-        sequence.names_tokens = True
+        for seat in sequence.seats:
+            self.seated[seat] = sequence
         self.opened[sequence] = None
 
     def first_planned(self, live: LiveRequest, now: float) -> None:
@@ -168,9 +177,12 @@ class Books:
             other.page_ids = list(sequence.page_ids)
             self.memory.share(other.page_ids)
             other.seats = seats[choice : choice + 1]
+            self.seated[seats[choice]] = other
             other.num_planned = other.num_charged = sequence.num_planned
+            other.last_step = sequence.last_step
             live.sequences.append(other)
             lane.put(other, SequenceState.RUNNING)
+            lane.decode(other)
             self.num_running += 1
         return live.sequences
 
@@ -218,7 +230,6 @@ class Books:
         turn = self.turns.get(flow.lane.digest)
         assert turn is not None, "service without a turn"
         turn.service += service
-        flow.service += service
         self.step_service += service
         self.ledger.charge(flow.share, service)
 

@@ -8,6 +8,7 @@ pages to an older one has none from this step.
 from __future__ import annotations
 
 from engine_svc.core.books import Books
+from engine_svc.core.draft import Draft
 from engine_svc.core.flow import Flow
 from engine_svc.core.heads import Heads
 from engine_svc.core.pressure import Claim, make_room
@@ -21,32 +22,55 @@ from engine_svc.core.start import (
 from engine_svc.core.waits import Cause
 
 
-def divide_budget(books: Books, now: float) -> list[Sequence]:
-    """Tokens for what runs already; returns the sequences of the step, each with its `share`."""
-    running: list[Sequence] = []
-    prompts: list[Sequence] = []
-    needy: list[Sequence] = []
-    page_size = books.limits.page_size
-    for turn in books.turns:
-        for sequence in turn.lane.running.values():
-            planned = sequence.num_planned
-            # whose seat holds its last token has one token left, unless that was its last
-            total = sequence.num_total if sequence.names_tokens else planned + 1
-            if total >= sequence.max_total:
-                continue
-            if total - planned > 1:
-                prompts.append(sequence)
-                continue
+def divide_budget(books: Books, now: float) -> Draft:
+    """Tokens and pages for what runs already."""
+    draft = Draft()
+    noisy: list[Sequence] = []
+    for turn in books.turns.values():
+        for sequence in turn.lane.decoding:
+            if sequence.num_planned >= sequence.quiet_until:
+                noisy.append(sequence)
+    needy = [sequence for sequence in noisy if _look_at(books, draft, sequence)]
+    num_decodes = sum(len(turn.lane.decoding) for turn in books.turns.values())
+    if books.prompts:
+        singles = [sequence for sequence in books.prompts if sequence.num_left == 1]
+        for sequence in singles:
             sequence.share = 1
-            running.append(sequence)
-            if planned >= len(sequence.page_ids) * page_size or len(sequence.live.sequences) > 1:
-                needy.append(sequence)
-    if prompts:
-        left = books.limits.max_num_batched_tokens - len(running)
-        chosen = _divide_among_prompts(prompts, left, books.limits.min_chunk)
-        running += chosen
-        needy += chosen
-    return _give_pages(books, running, needy, now) if needy else running
+        left = books.limits.max_num_batched_tokens - num_decodes - len(singles)
+        prompts = [sequence for sequence in books.prompts if sequence.num_left > 1]
+        draft.prompts = singles
+        if prompts:
+            draft.prompts += _divide_among_prompts(prompts, left, books.limits.min_chunk)
+        needy += draft.prompts
+    if needy:
+        _give_pages(books, draft, needy, now)
+        num_decodes = sum(len(turn.lane.decoding) for turn in books.turns.values())
+    draft.num_decodes = num_decodes - len(draft.skipped)
+    return draft
+
+
+def _look_at(books: Books, draft: Draft, sequence: Sequence) -> bool:
+    """What is special about a decode: its last token, its page's last position. True: it needs a
+    page of its own first."""
+    page_size, start = books.limits.page_size, sequence.num_planned
+    if start + 2 >= sequence.max_total:
+        draft.ending.append(sequence)
+    if (start + 1) % page_size == 0:
+        draft.filling.append(sequence)
+    if start >= len(sequence.page_ids) * page_size or (
+        sequence.live.shares_pages and needs_copy(books, sequence)
+    ):
+        sequence.share = 1
+        return True
+    _rest(sequence, page_size)
+    return False
+
+
+def _rest(sequence: Sequence, page_size: int) -> None:
+    """It has the page of its next position: nothing to look at until that is full."""
+    sequence.page_tuple = tuple(sequence.page_ids)
+    end = len(sequence.page_ids) * page_size
+    sequence.quiet_until = min(end - 1, sequence.max_total - 2)
 
 
 def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) -> list[Sequence]:
@@ -66,9 +90,7 @@ def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) ->
     return [sequence for sequence in prompts if sequence.share]
 
 
-def _give_pages(
-    books: Books, chosen: list[Sequence], needy: list[Sequence], now: float
-) -> list[Sequence]:
+def _give_pages(books: Books, draft: Draft, needy: list[Sequence], now: float) -> None:
     """Pages for all shares; whoever gets none in this step stays as it is."""
     page_size = books.limits.page_size
     needy = [
@@ -78,12 +100,17 @@ def _give_pages(
         or (sequence.live.shares_pages and needs_copy(books, sequence))
     ]
     if not needy:
-        return chosen
-    needy.sort(key=lambda sequence: sequence.age)
+        return
+    needy.sort(key=_age)
     for sequence in needy:
         if sequence.state is SequenceState.RUNNING:
             _fit_to_room(books, sequence, now)
-    return [s for s in chosen if s.share and s.state is SequenceState.RUNNING]
+            if sequence.share and not sequence.names_tokens:
+                _rest(sequence, page_size)
+    draft.skipped = {
+        s for s in needy if not (s.share or s.names_tokens) and s.state is SequenceState.RUNNING
+    }
+    draft.prompts = [s for s in draft.prompts if s.share and s.state is SequenceState.RUNNING]
 
 
 def _fit_to_room(books: Books, sequence: Sequence, now: float) -> None:
@@ -100,6 +127,10 @@ def _fit_to_room(books: Books, sequence: Sequence, now: float) -> None:
     take_pages(books, sequence, sequence.share)
 
 
+def _age(sequence: Sequence) -> Age:
+    return sequence.age
+
+
 def _priority(sequence: Sequence) -> tuple[float, float, float, Age]:
     return *sequence.flow.level, sequence.age
 
@@ -108,21 +139,18 @@ def has_budget(books: Books, sequence: Sequence) -> bool:
     """A step has tokens for a first chunk beside what runs and the other flows' prompts."""
     limits = books.limits
     left = limits.max_num_batched_tokens - (limits.max_num_seqs - len(books.free_seats))
-    prefilling = {
-        s.flow for turn in books.turns for s in turn.lane.running.values() if s.num_left > 1
-    }
+    prefilling = {s.flow for s in books.prompts if s.num_left > 1}
     return left - len(prefilling) * limits.min_chunk >= min(limits.min_chunk, sequence.num_left)
 
 
-def start_waiting(books: Books, chosen: list[Sequence], now: float) -> list[Sequence]:
+def start_waiting(books: Books, draft: Draft, now: float) -> None:
     """Seats, pages and tokens that are left go to those who wait in adapters that hold a place;
     the first that cannot start stops the round."""
     if books.lacking is not None:
         _blame(books, books.lacking, now)
-        return []
+        return
     heads = Heads(books)
-    left = books.limits.max_num_batched_tokens - sum(sequence.share for sequence in chosen)
-    started: list[Sequence] = []
+    left = books.limits.max_num_batched_tokens - draft.num_tokens
     lacking: Cause | None = None
     while (sequence := heads.first()) is not None:
         if left <= 0:
@@ -132,17 +160,16 @@ def start_waiting(books: Books, chosen: list[Sequence], now: float) -> list[Sequ
         if lacking is not None:
             break
         sequence.share = min(left, sequence.num_left)
-        started.append(sequence)
+        draft.prompts.append(sequence)
         left -= sequence.share
         books.charge(sequence, sequence.num_planned + sequence.share)
     heads.put_back()
     if lacking is not None:
         _blame(books, lacking, now)
-    return started
 
 
 def _blame(books: Books, cause: Cause, now: float) -> None:
     """What waits in open turns waits for what the first of them lacks."""
-    for turn in books.turns:
+    for turn in books.turns.values():
         if turn.closing_since is None and turn.lane.num_deferred:
             turn.lane.blame(cause, now)

@@ -9,7 +9,7 @@
     places.py     who holds one of max_loras places: turns, closing, pausing
     budget.py     whose tokens go into the step: decodes, then prompts in chunks, by counter
     pressure.py   who gives pages when there are too few
-    planner.py    all that as one StepPlan
+    planner.py    all that in one order, as a draft; build.py makes it a StepPlan
     commit.py     sampled tokens reach their sequences; what ended gives back pages and seats
 
 With run_ahead 1 a step is planned while the one before it still runs: its tokens stay on the device
@@ -25,11 +25,12 @@ from collections.abc import Mapping
 from engine_svc.core import failures
 from engine_svc.core.admission import admit, refusal
 from engine_svc.core.books import Books
+from engine_svc.core.build import LaunchedStep
 from engine_svc.core.commit import commit_step, cut_choice
 from engine_svc.core.explain import explain
 from engine_svc.core.limits import check_limits
 from engine_svc.core.loads import Loads
-from engine_svc.core.planner import LaunchedStep, plan_step
+from engine_svc.core.planner import plan_step
 from engine_svc.core.ports import Clock, Runner, SlotWriter, WeightsSource
 from engine_svc.core.report import StepReport
 from engine_svc.core.sequence import SequenceState

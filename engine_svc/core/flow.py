@@ -26,7 +26,7 @@ class Flow:
 
     __slots__ = (
         "account", "in_heap", "key", "lane", "line", "num_queued", "num_requests", "num_running",
-        "queued_at", "queued_step", "queued_tokens", "service", "share", "suspended", "waiting",
+        "queued_at", "queued_step", "queued_tokens", "share", "suspended", "waiting",
     )  # fmt: skip
 
     def __init__(self, key: FlowKey, lane: Lane, share: Share) -> None:
@@ -49,8 +49,6 @@ class Flow:
         self.line = -1
         #: its lane knows that it waits
         self.in_heap = False
-        #: priced service that it was charged while it lives
-        self.service = 0.0
 
     @property
     def num_deferred(self) -> int:

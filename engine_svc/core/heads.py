@@ -19,6 +19,7 @@ class Heads:
     grow meanwhile: what is on top is looked at again."""
 
     def __init__(self, books: Books) -> None:
+        self._books = books
         self._heaps: list[tuple[Share, ServiceClass, _Heap]] = []
         #: flows whose first sequence is still in flight
         self._aside: list[Flow] = []
@@ -47,7 +48,7 @@ class Heads:
                     continue
                 sequence = flow.first()
                 assert sequence is not None, "the least flow has nobody who waits"
-                if not sequence.in_flight:
+                if not self._books.in_flight(sequence):
                     return sequence
                 lane.take_out(flow)
                 self._aside.append(flow)

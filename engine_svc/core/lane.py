@@ -21,6 +21,7 @@ class Lane:
         cause: Cause,
         now: float,
         deferred: list[int],
+        prompts: dict[Sequence, None],
     ) -> None:
         self.ref = ref
         self.digest = BASE_DIGEST if ref is None else ref.digest
@@ -28,6 +29,10 @@ class Lane:
         self.clock = WaitClock(cause, now)
         self.flows: dict[FlowKey, Flow] = {}
         self.running: dict[Age, Sequence] = {}
+        #: of those, the ones that decode and have not planned their last token
+        self.decoding: dict[Sequence, None] = {}
+        #: of those, the ones whose next chunk names its tokens; listed over all lanes in `_prompts`
+        self.num_prompts = 0
         self.num_deferred = 0
         #: its flows that stand in the ring
         self.num_in_ring = 0
@@ -38,8 +43,15 @@ class Lane:
         self.max_total = max_total
         #: sequences that wait, by cause, over all lanes; shared
         self._deferred = deferred
+        #: running sequences whose next chunk names its tokens, over all lanes; shared
+        self._prompts = prompts
         #: flows with somebody who waits, by the rank that they had when they were put here
         self._heaps: dict[ServiceClass, list[tuple[Rank, Flow]]] = {c: [] for c in ServiceClass}
+
+    @property
+    def has_work(self) -> bool:
+        """Something that holds seats has more to compute."""
+        return bool(self.decoding or self.num_prompts)
 
     def blame(self, cause: Cause, now: float) -> None:
         """What waits here waits for `cause` from now on."""
@@ -89,6 +101,11 @@ class Lane:
         if state is SequenceState.RUNNING:
             self.running[sequence.age] = sequence
             flow.num_running += 1
+            if sequence.names_tokens:
+                self._prompts[sequence] = None
+                self.num_prompts += 1
+            else:
+                self.decoding[sequence] = None
             return
         if state is SequenceState.ENDED:
             return
@@ -100,10 +117,26 @@ class Lane:
             flow.suspend(sequence)
         self.put_back(flow)
 
+    def decode(self, sequence: Sequence) -> None:
+        """Its last named token is in the plan: from now on the seat holds the last one."""
+        self._leave_prompts(sequence)
+        sequence.names_tokens = False
+        sequence.quiet_until = 0
+        if not sequence.exhausted:
+            self.decoding[sequence] = None
+
+    def _leave_prompts(self, sequence: Sequence) -> None:
+        del self._prompts[sequence]
+        self.num_prompts -= 1
+
     def _take(self, sequence: Sequence) -> None:
         flow = sequence.flow
         if self.running.pop(sequence.age, None) is not None:
             flow.num_running -= 1
+            if sequence in self._prompts:
+                self._leave_prompts(sequence)
+            self.decoding.pop(sequence, None)
+            sequence.stop_decoding()
             return
         if sequence.state is SequenceState.SUSPENDED:
             flow.suspended.remove(sequence)
@@ -122,6 +155,11 @@ class Lane:
                 assert sequence.state is state
                 assert sequence.flow.lane is self
                 assert bool(sequence.seats) is (state is SequenceState.RUNNING)
+        prompts = [s for s in self.running.values() if s.names_tokens]
+        assert self.num_prompts == len(prompts), "a prompt is lost"
+        assert all(s in self._prompts for s in prompts)
+        decoding = {s for s in self.running.values() if not (s.names_tokens or s.exhausted)}
+        assert self.decoding.keys() == decoding, "a sequence that decodes is lost"
         assert self.num_deferred == sum(flow.num_deferred for flow in self.flows.values())
         known = {id(flow) for heap in self._heaps.values() for _, flow in heap}
         for flow in self.flows.values():

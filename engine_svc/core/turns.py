@@ -10,7 +10,7 @@ pays with its next turn, whichever adapter has that; the flow owes it to its ten
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from engine_svc.core.flow import Flow
@@ -82,6 +82,10 @@ class Turns:
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(list(self._turns.values()))
+
+    def values(self) -> Iterable[Turn]:
+        """For loops that begin and end none."""
+        return self._turns.values()
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._turns

@@ -1,0 +1,212 @@
+"""A draft becomes a StepPlan; from here on its sequences are as if the step had run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from engine_svc.core.books import Books
+from engine_svc.core.draft import Draft
+from engine_svc.core.flow import Flow
+from engine_svc.core.lane import Lane
+from engine_svc.core.sequence import Sequence, SequenceState
+from engine_svc.types import (
+    NO_SLOT,
+    Chunk,
+    SeatOpening,
+    SlotBinding,
+    StepPlan,
+)
+
+#: What commit needs of a sequence of which the step may fill a page: its incarnation, and the end
+#: of the positions that are written then, unless it is in a later incarnation by then.
+Row = tuple[Sequence, int, int]
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A plan, and what its commit needs."""
+
+    plan: StepPlan
+    rows: list[Row]
+    #: who has each seat
+    by_seat: list[Sequence | None]
+    num_samples: int
+    #: tokens of each adapter in the step
+    segments: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Parts:
+    chunks: list[Chunk] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    bindings: list[SlotBinding] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    num_samples: int = 0
+    #: prompts whose last chunk is in the plan
+    complete: list[Sequence] = field(default_factory=list)
+
+
+def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> LaunchedStep:
+    """Rows grouped by slot, the base last."""
+    step, parts = books.next_step, _Parts()
+    prompts: dict[Lane, list[Sequence]] = {}
+    for sequence in draft.prompts:
+        prompts.setdefault(sequence.lane, []).append(sequence)
+    base: Lane | None = None
+    num_adapters = 0
+    for turn in books.turns.values():
+        lane = turn.lane
+        decodes = draft.decodes_of(lane)
+        if not (decodes or lane in prompts):
+            continue
+        if lane.is_base:
+            base = lane
+            continue
+        slot = books.memory.slots.ready(lane.digest)
+        assert slot is not None, f"{lane.digest} holds a place without a slot"
+        if not slot.bound:
+            slot.bound = True
+            parts.bindings.append(SlotBinding(slot.index, lane.digest, slot.page_ids))
+        _add_segment(books, parts, decodes, prompts.get(lane), slot.index, now)
+        num_adapters += 1
+    assert num_adapters <= books.limits.max_loras, "more adapters in a step than max_loras"
+    if base is not None:
+        _add_segment(books, parts, draft.decodes_of(base), prompts.get(base), NO_SLOT, now)
+    openings = [o for sequence in books.opened if sequence.seats for o in _openings(sequence)]
+    _end_decodes(books, draft, parts)
+    for sequence in parts.complete:
+        _begin_decodes(books, sequence)
+    plan = StepPlan(
+        step=step,
+        chunks=tuple(parts.chunks),
+        seat_openings=tuple(openings),
+        slot_bindings=tuple(parts.bindings),
+        page_copies=tuple(c for s, c in books.page_copies if s.page_copy is c),
+        run_ahead=run_ahead,
+    )
+    for sequence, _ in books.page_copies:
+        sequence.page_copy = None
+    books.next_step += 1
+    books.rates.step_planned(now, books.step_service)
+    books.memory.pool.launched_step = step
+    by_seat = books.seated.copy()
+    return LaunchedStep(plan, parts.rows, by_seat, parts.num_samples, tuple(parts.segments))
+
+
+def _add_segment(
+    books: Books,
+    parts: _Parts,
+    decodes: Collection[Sequence],
+    prompts: list[Sequence] | None,
+    slot: int,
+    now: float,
+) -> None:
+    num_tokens = len(decodes)
+    if decodes:
+        _add_decodes(parts.chunks, decodes, slot, books.next_step)
+        _charge(books, decodes)
+        parts.num_samples += num_tokens
+    for sequence in prompts or ():
+        _add_prompt(books, parts, sequence, slot, now)
+        num_tokens += sequence.share
+    if num_tokens:
+        parts.segments.append(num_tokens)
+
+
+def _add_decodes(chunks: list[Chunk], decodes: Collection[Sequence], slot: int, step: int) -> None:
+    """One position each; the hot loop of planning."""
+    new = tuple.__new__
+    for sequence in decodes:
+        start, seats = sequence.num_planned, sequence.seats
+        sequence.num_planned = start + 1
+        sequence.last_step = step
+        row = (seats[0], slot, start, 1, (), sequence.page_tuple, seats, None, -1)
+        chunks.append(new(Chunk, row))
+
+
+def _charge(books: Books, decodes: Collection[Sequence]) -> None:
+    price = books.limits.decode_price
+    flow = next(iter(decodes)).flow
+    if len(flow.lane.flows) == 1:
+        books.charge_flow(flow, len(decodes) * price)
+        return
+    counts: dict[Flow, int] = {}
+    for sequence in decodes:
+        counts[sequence.flow] = counts.get(sequence.flow, 0) + 1
+    for flow, count in counts.items():
+        books.charge_flow(flow, count * price)
+
+
+def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now: float) -> None:
+    """A chunk that names its tokens."""
+    start = sequence.num_planned
+    end = start + sequence.share
+    if sequence.live.waits is None:
+        books.first_planned(sequence.live, now)
+    if end > sequence.num_charged:
+        books.charge(sequence, end)
+    if sequence.page_tuple is None:
+        sequence.page_tuple = tuple(sequence.page_ids)
+    is_last = end == sequence.num_total
+    top, following = _prompt_logprobs(sequence, end)
+    chunk = Chunk(
+        seat=sequence.seats[0],
+        slot=slot,
+        start=start,
+        num_tokens=sequence.share,
+        token_ids=sequence.token_ids(start, end),
+        page_ids=sequence.page_tuple[: -(-end // books.limits.page_size)],
+        sample_seats=sequence.seats if is_last else (),
+        prompt_logprobs=top,
+        next_prompt_token=following,
+    )
+    sequence.num_planned = end
+    sequence.last_step = books.next_step
+    parts.chunks.append(chunk)
+    parts.rows.append((sequence, sequence.incarnation, end))
+    parts.num_samples += len(chunk.sample_seats)
+    if is_last:
+        parts.complete.append(sequence)
+
+
+def _prompt_logprobs(sequence: Sequence, end: int) -> tuple[int | None, int]:
+    """Whether this chunk brings log probabilities that the request does not have yet."""
+    live = sequence.live
+    top, prompt = live.request.sampling.prompt_logprobs, live.request.prompt_token_ids
+    if top is None or live.forked or end <= len(live.prompt_logprobs):
+        return None, -1
+    return top, prompt[end] if end < len(prompt) else -1
+
+
+def _openings(sequence: Sequence) -> list[SeatOpening]:
+    request = sequence.live.request
+    choices = [sequence.choice] if sequence.live.forked else list(range(len(sequence.seats)))
+    return [
+        SeatOpening(
+            seat,
+            request.sampling,
+            choice,
+            request.prompt_token_ids,
+            tuple(sequence.output_ids),
+        )
+        for seat, choice in zip(sequence.seats, choices, strict=True)
+    ]
+
+
+def _end_decodes(books: Books, draft: Draft, parts: _Parts) -> None:
+    """Of those that are in the plan after all: full pages, and last tokens."""
+    step = books.next_step
+    for sequence in draft.filling:
+        if sequence.last_step == step and sequence.state is SequenceState.RUNNING:
+            parts.rows.append((sequence, sequence.incarnation, sequence.num_planned))
+    for sequence in draft.ending:
+        if sequence.last_step == step and sequence.state is SequenceState.RUNNING:
+            del sequence.lane.decoding[sequence]
+
+
+def _begin_decodes(books: Books, sequence: Sequence) -> None:
+    """Its prompt's last chunk is in the plan: every choice has a token in flight."""
+    sequence.lane.decode(sequence)
+    if not sequence.live.forked:
+        books.fork(sequence)
