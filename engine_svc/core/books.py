@@ -6,7 +6,7 @@ cannot drift apart.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
@@ -17,7 +17,7 @@ from engine_svc.core.queue import Queue
 from engine_svc.core.rates import Rates
 from engine_svc.core.ring import Ring
 from engine_svc.core.sequence import Age, LiveRequest, Sequence, SequenceState
-from engine_svc.core.shares import Ledger
+from engine_svc.core.shares import Ledger, Share
 from engine_svc.core.slots import Slot
 from engine_svc.core.turns import Turn, Turns
 from engine_svc.core.waits import Cause, waits_between
@@ -54,6 +54,8 @@ class Books:
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
         #: who has each seat, or had it last
         self.seated: list[Sequence | None] = [None] * limits.max_num_seqs
+        #: decoding sequences by the step that has to look at them
+        self.alarms: defaultdict[int, list[Sequence]] = defaultdict(list)
         #: running sequences whose next chunk names its tokens
         self.prompts: dict[Sequence, None] = {}
         #: idle slots of adapters in the ring, the farthest from its turn last, as they were when
@@ -142,6 +144,15 @@ class Books:
     def in_flight(self, sequence: Sequence) -> bool:
         """A launched step that it is in has not been committed."""
         return sequence.last_step > self.memory.pool.committed_step
+
+    @property
+    def num_decoding(self) -> int:
+        return sum([len(turn.lane.decoding) for turn in self.turns.values()])
+
+    def look_at(self, sequence: Sequence, step: int) -> None:
+        """A step, this or a later one, has to look at a sequence that decodes."""
+        sequence.alarm_step = step
+        self.alarms[step].append(sequence)
 
     def start(self, sequence: Sequence, now: float) -> None:
         """waiting or suspended → running, with the seats it needs."""
@@ -232,6 +243,18 @@ class Books:
         turn.service += service
         self.step_service += service
         self.ledger.charge(flow.share, service)
+
+    def charge_decodes(self, counts: list[tuple[Turn, Flow, int]]) -> None:
+        """The same for so many decodes of each flow."""
+        price, accounts, total = self.limits.decode_price, dict[Share, float](), 0
+        for turn, flow, count in counts:
+            service = count * price
+            total += count
+            turn.service += service
+            flow.share.counter += service / flow.share.weight
+            accounts[flow.account] = accounts.get(flow.account, 0.0) + service
+        self.step_service += total * price
+        self.ledger.charge_accounts(accounts)
 
     # ---- lines
 
@@ -334,7 +357,7 @@ class Books:
         """The flow's adapter has a place; its first sequence was started."""
         lane = flow.lane
         lane.blame(Cause.BUDGET, now)
-        self.turns.begin(flow, self.next_step, now)
+        self.turns.begin(flow, self.memory.slots.ready(lane.digest), self.next_step, now)
         self._note_place(lane)
 
     def end_turn(self, turn: Turn, now: float) -> None:

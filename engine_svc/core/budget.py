@@ -24,14 +24,14 @@ from engine_svc.core.waits import Cause
 
 def divide_budget(books: Books, now: float) -> Draft:
     """Tokens and pages for what runs already."""
-    draft = Draft()
-    noisy: list[Sequence] = []
-    for turn in books.turns.values():
-        for sequence in turn.lane.decoding:
-            if sequence.num_planned >= sequence.quiet_until:
-                noisy.append(sequence)
-    needy = [sequence for sequence in noisy if _look_at(books, draft, sequence)]
-    num_decodes = sum(len(turn.lane.decoding) for turn in books.turns.values())
+    draft, step = Draft(), books.next_step
+    noisy = [
+        sequence
+        for sequence in dict.fromkeys(books.alarms.get(step, ()))
+        if sequence.alarm_step == step and not sequence.names_tokens
+    ]
+    needy = [sequence for sequence in noisy if _needs_page(books, draft, sequence)]
+    num_decodes = books.num_decoding
     if books.prompts:
         singles = [sequence for sequence in books.prompts if sequence.num_left == 1]
         for sequence in singles:
@@ -44,33 +44,33 @@ def divide_budget(books: Books, now: float) -> Draft:
         needy += draft.prompts
     if needy:
         _give_pages(books, draft, needy, now)
-        num_decodes = sum(len(turn.lane.decoding) for turn in books.turns.values())
-    draft.num_decodes = num_decodes - len(draft.skipped)
+    draft.num_decodes = books.num_decoding - len(draft.skipped)
     return draft
 
 
-def _look_at(books: Books, draft: Draft, sequence: Sequence) -> bool:
-    """What is special about a decode: its last token, its page's last position. True: it needs a
-    page of its own first."""
-    page_size, start = books.limits.page_size, sequence.num_planned
+def _needs_page(books: Books, draft: Draft, sequence: Sequence) -> bool:
+    """What is special about a decode: the page before it is full, or it is the last."""
+    start = sequence.num_planned
     if start + 2 >= sequence.max_total:
         draft.ending.append(sequence)
-    if (start + 1) % page_size == 0:
+    needs_page = start >= len(sequence.page_ids) * books.limits.page_size
+    if needs_page:
         draft.filling.append(sequence)
-    if start >= len(sequence.page_ids) * page_size or (
-        sequence.live.shares_pages and needs_copy(books, sequence)
-    ):
+    if needs_page or (sequence.live.shares_pages and needs_copy(books, sequence)):
         sequence.share = 1
         return True
-    _rest(sequence, page_size)
+    _look_later(books, sequence)
     return False
 
 
-def _rest(sequence: Sequence, page_size: int) -> None:
-    """It has the page of its next position: nothing to look at until that is full."""
+def _look_later(books: Books, sequence: Sequence) -> None:
+    """It has the page of its next position: the next look is when that is full, or at its end."""
     sequence.page_tuple = tuple(sequence.page_ids)
-    end = len(sequence.page_ids) * page_size
-    sequence.quiet_until = min(end - 1, sequence.max_total - 2)
+    start = sequence.num_planned
+    steps = len(sequence.page_ids) * books.limits.page_size - start
+    steps = min(steps, sequence.max_total - 2 - start)
+    if steps > 0:
+        books.look_at(sequence, books.next_step + steps)
 
 
 def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) -> list[Sequence]:
@@ -106,7 +106,7 @@ def _give_pages(books: Books, draft: Draft, needy: list[Sequence], now: float) -
         if sequence.state is SequenceState.RUNNING:
             _fit_to_room(books, sequence, now)
             if sequence.share and not sequence.names_tokens:
-                _rest(sequence, page_size)
+                _look_later(books, sequence)
     draft.skipped = {
         s for s in needy if not (s.share or s.names_tokens) and s.state is SequenceState.RUNNING
     }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
 from dataclasses import dataclass, field
 
 from engine_svc.core.books import Books
 from engine_svc.core.draft import Draft
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
-from engine_svc.core.sequence import Sequence, SequenceState
+from engine_svc.core.sequence import Sequence
+from engine_svc.core.turns import Turn
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
@@ -50,29 +51,7 @@ class _Parts:
 def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> LaunchedStep:
     """Rows grouped by slot, the base last."""
     step, parts = books.next_step, _Parts()
-    prompts: dict[Lane, list[Sequence]] = {}
-    for sequence in draft.prompts:
-        prompts.setdefault(sequence.lane, []).append(sequence)
-    base: Lane | None = None
-    num_adapters = 0
-    for turn in books.turns.values():
-        lane = turn.lane
-        decodes = draft.decodes_of(lane)
-        if not (decodes or lane in prompts):
-            continue
-        if lane.is_base:
-            base = lane
-            continue
-        slot = books.memory.slots.ready(lane.digest)
-        assert slot is not None, f"{lane.digest} holds a place without a slot"
-        if not slot.bound:
-            slot.bound = True
-            parts.bindings.append(SlotBinding(slot.index, lane.digest, slot.page_ids))
-        _add_segment(books, parts, decodes, prompts.get(lane), slot.index, now)
-        num_adapters += 1
-    assert num_adapters <= books.limits.max_loras, "more adapters in a step than max_loras"
-    if base is not None:
-        _add_segment(books, parts, draft.decodes_of(base), prompts.get(base), NO_SLOT, now)
+    _add_rows(books, draft, parts, now)
     openings = [o for sequence in books.opened if sequence.seats for o in _openings(sequence)]
     _end_decodes(books, draft, parts)
     for sequence in parts.complete:
@@ -88,54 +67,53 @@ def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> Launch
     for sequence, _ in books.page_copies:
         sequence.page_copy = None
     books.next_step += 1
+    books.alarms.pop(step, None)
     books.rates.step_planned(now, books.step_service)
     books.memory.pool.launched_step = step
     by_seat = books.seated.copy()
     return LaunchedStep(plan, parts.rows, by_seat, parts.num_samples, tuple(parts.segments))
 
 
-def _add_segment(
-    books: Books,
-    parts: _Parts,
-    decodes: Collection[Sequence],
-    prompts: list[Sequence] | None,
-    slot: int,
-    now: float,
-) -> None:
-    num_tokens = len(decodes)
-    if decodes:
-        _add_decodes(parts.chunks, decodes, slot, books.next_step)
-        _charge(books, decodes)
+def _add_rows(books: Books, draft: Draft, parts: _Parts, now: float) -> None:
+    """The hot loop of planning: a row for each decode."""
+    prompts: dict[Lane, list[Sequence]] = {}
+    for sequence in draft.prompts:
+        prompts.setdefault(sequence.lane, []).append(sequence)
+    step, add, new = books.next_step, parts.chunks.append, tuple.__new__
+    counts: list[tuple[Turn, Flow, int]] = []
+    num_adapters = 0
+    for turn in books.turns.base_last():
+        lane = turn.lane
+        decodes = lane.decoding if not draft.skipped else draft.decodes_of(lane)
+        if not decodes and lane not in prompts:
+            continue
+        slot, index = turn.slot, NO_SLOT
+        if slot is not None:
+            index = slot.index
+            num_adapters += 1
+            if not slot.bound:
+                slot.bound = True
+                parts.bindings.append(SlotBinding(index, lane.digest, slot.page_ids))
+        for sequence in decodes:
+            start, seats = sequence.num_planned, sequence.seats
+            sequence.num_planned = start + 1
+            sequence.last_step = step
+            row = (seats[0], index, start, 1, (), sequence.page_tuple, seats, None, -1)
+            add(new(Chunk, row))
+        num_tokens = len(decodes)
+        if num_tokens and len(lane.flows) == 1:
+            counts.append((turn, sequence.flow, num_tokens))
+        elif num_tokens:
+            flows = Counter(sequence.flow for sequence in decodes)
+            counts += ((turn, flow, count) for flow, count in flows.items())
         parts.num_samples += num_tokens
-    for sequence in prompts or ():
-        _add_prompt(books, parts, sequence, slot, now)
-        num_tokens += sequence.share
-    if num_tokens:
+        if lane in prompts:
+            for sequence in prompts[lane]:
+                _add_prompt(books, parts, sequence, index, now)
+                num_tokens += sequence.share
         parts.segments.append(num_tokens)
-
-
-def _add_decodes(chunks: list[Chunk], decodes: Collection[Sequence], slot: int, step: int) -> None:
-    """One position each; the hot loop of planning."""
-    new = tuple.__new__
-    for sequence in decodes:
-        start, seats = sequence.num_planned, sequence.seats
-        sequence.num_planned = start + 1
-        sequence.last_step = step
-        row = (seats[0], slot, start, 1, (), sequence.page_tuple, seats, None, -1)
-        chunks.append(new(Chunk, row))
-
-
-def _charge(books: Books, decodes: Collection[Sequence]) -> None:
-    price = books.limits.decode_price
-    flow = next(iter(decodes)).flow
-    if len(flow.lane.flows) == 1:
-        books.charge_flow(flow, len(decodes) * price)
-        return
-    counts: dict[Flow, int] = {}
-    for sequence in decodes:
-        counts[sequence.flow] = counts.get(sequence.flow, 0) + 1
-    for flow, count in counts.items():
-        books.charge_flow(flow, count * price)
+    assert num_adapters <= books.limits.max_loras, "more adapters in a step than max_loras"
+    books.charge_decodes(counts)
 
 
 def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now: float) -> None:
@@ -198,15 +176,19 @@ def _end_decodes(books: Books, draft: Draft, parts: _Parts) -> None:
     """Of those that are in the plan after all: full pages, and last tokens."""
     step = books.next_step
     for sequence in draft.filling:
-        if sequence.last_step == step and sequence.state is SequenceState.RUNNING:
+        if sequence.last_step == step:
             parts.rows.append((sequence, sequence.incarnation, sequence.num_planned))
     for sequence in draft.ending:
-        if sequence.last_step == step and sequence.state is SequenceState.RUNNING:
+        if sequence.last_step == step:
             del sequence.lane.decoding[sequence]
+    for sequence in draft.skipped:
+        books.look_at(sequence, step + 1)
 
 
 def _begin_decodes(books: Books, sequence: Sequence) -> None:
     """Its prompt's last chunk is in the plan: every choice has a token in flight."""
     sequence.lane.decode(sequence)
-    if not sequence.live.forked:
-        books.fork(sequence)
+    live = sequence.live
+    for one in (sequence,) if live.forked else books.fork(sequence):
+        if not one.exhausted:
+            books.look_at(one, books.next_step + 1)

@@ -59,6 +59,7 @@ def _take_sample(books: Books, sequence: Sequence, sample: Sample, now: float) -
     reason, stop_token_id = _end_of(sequence, sample.token_id)
     books.outputs.token(sequence, sample, reason, stop_token_id)
     if reason is not None:
+        _remember_pages(books, sequence, min(sequence.num_planned, sequence.num_known - 1))
         books.rates.choice_ended(len(sequence.output_ids))
         books.end_sequence(sequence)
         if live.finished:

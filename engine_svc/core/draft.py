@@ -20,7 +20,7 @@ class Draft:
     prompts: list[Sequence] = field(default_factory=list)
     #: decoding sequences that get no page in this step
     skipped: set[Sequence] = field(default_factory=set)
-    #: decoding sequences of which this step fills a page, and those of which it is the last
+    #: decoding sequences that have filled a page before it, and those of which it is the last step
     filling: list[Sequence] = field(default_factory=list)
     ending: list[Sequence] = field(default_factory=list)
 

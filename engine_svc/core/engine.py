@@ -33,7 +33,7 @@ from engine_svc.core.loads import Loads
 from engine_svc.core.planner import plan_step
 from engine_svc.core.ports import Clock, Runner, SlotWriter, WeightsSource
 from engine_svc.core.report import StepReport
-from engine_svc.core.sequence import SequenceState
+from engine_svc.core.sequence import Sequence, SequenceState
 from engine_svc.core.snapshot import CoreCounts, take_counts
 from engine_svc.core.waits import Cause
 from engine_svc.types import (
@@ -223,6 +223,8 @@ class EngineCore:
         for lane in books.lanes.values():
             lane.check_integrity()
             books.check_lines(lane)
+            for sequence in lane.decoding:
+                self._check_alarm(sequence)
         assert sum(books.deferred) == sum(lane.num_deferred for lane in books.lanes.values())
         running = [s for s in sequences if s.state is SequenceState.RUNNING]
         assert books.num_running == len(running)
@@ -232,3 +234,12 @@ class EngineCore:
         books.queue.check_integrity([(r.flow.tenant, len(r.prompt_token_ids)) for r in queued])
         if not books.requests and not self._in_flight:
             assert not books.leaving, "an ended sequence keeps its pages"
+
+    def _check_alarm(self, sequence: Sequence) -> None:
+        """It is looked at before its page is full and before it ends."""
+        books = self._books
+        assert sequence in books.alarms.get(sequence.alarm_step, ()), "a decode is not looked at"
+        steps = sequence.alarm_step - books.next_step
+        room = len(sequence.page_ids) * books.limits.page_size
+        assert steps >= 0
+        assert steps == 0 or sequence.num_planned + steps <= min(room, sequence.max_total - 2)

@@ -29,7 +29,7 @@ class Lane:
         self.clock = WaitClock(cause, now)
         self.flows: dict[FlowKey, Flow] = {}
         self.running: dict[Age, Sequence] = {}
-        #: of those, the ones that decode and have not planned their last token
+        #: of those, what decodes and has not planned its last token: in every step, pages permitting
         self.decoding: dict[Sequence, None] = {}
         #: of those, the ones whose next chunk names its tokens; listed over all lanes in `_prompts`
         self.num_prompts = 0
@@ -121,7 +121,6 @@ class Lane:
         """Its last named token is in the plan: from now on the seat holds the last one."""
         self._leave_prompts(sequence)
         sequence.names_tokens = False
-        sequence.quiet_until = 0
         if not sequence.exhausted:
             self.decoding[sequence] = None
 

@@ -63,8 +63,8 @@ class Sequence:
     #: the seat does not hold the last token, so the next chunk names its tokens; else it decodes,
     #: and each step that it is in computes one position and has one token in flight
     names_tokens: bool = True
-    #: its decoding needs neither pages nor a look before this position
-    quiet_until: int = 0
+    #: while it decodes: the step that looks at it; until then it needs no page and does not end
+    alarm_step: int = -1
     #: positions that have been charged to a turn, unless it decodes, and the furthest that earlier
     #: pages reached
     num_charged: int = 0

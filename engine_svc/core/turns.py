@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
+from engine_svc.core.slots import Slot
 from engine_svc.types import BASE_DIGEST, EngineLimits
 
 
@@ -43,6 +44,8 @@ class Turn:
     quantum: float
     allowance: float
     began_s: float
+    #: None: the base's
+    slot: Slot | None
     service: float = 0.0
     #: served while nobody waited
     free: float = 0.0
@@ -87,6 +90,14 @@ class Turns:
         """For loops that begin and end none."""
         return self._turns.values()
 
+    def base_last(self) -> list[Turn]:
+        turns = list(self._turns.values())
+        base = self._turns.get(BASE_DIGEST)
+        if base is not None:
+            turns.remove(base)
+            turns.append(base)
+        return turns
+
     def __contains__(self, digest: object) -> bool:
         return digest in self._turns
 
@@ -97,25 +108,27 @@ class Turns:
     def get(self, digest: str) -> Turn | None:
         return self._turns.get(digest)
 
-    def begin(self, flow: Flow, step: int, now: float) -> None:
+    def begin(self, flow: Flow, slot: Slot | None, step: int, now: float) -> None:
         lane = flow.lane
         assert lane.is_base or self.num_free_places > 0, "more turns than places"
-        self._turns[lane.digest] = self._turn(flow, step, now)
+        assert lane.is_base or slot is not None, f"{lane.digest} gets a place without a slot"
+        self._turns[lane.digest] = self._turn(flow, slot, step, now)
 
     def renew(self, flow: Flow, step: int, now: float) -> None:
         """The lane's turn ends, and the flow, which is next in the ring, begins one in its
         place."""
-        self._settle(self._turns[flow.lane.digest])
-        self._turns[flow.lane.digest] = self._turn(flow, step, now)
+        turn = self._turns[flow.lane.digest]
+        self._settle(turn)
+        self._turns[flow.lane.digest] = self._turn(flow, turn.slot, step, now)
 
     def end(self, turn: Turn) -> None:
         self._settle(turn)
         del self._turns[turn.lane.digest]
 
-    def _turn(self, flow: Flow, step: int, now: float) -> Turn:
+    def _turn(self, flow: Flow, slot: Slot | None, step: int, now: float) -> Turn:
         self.num_begun += 1
         quantum = quantum_of(flow, self._quantum)
-        return Turn(flow.lane, flow, step, quantum, allowance_of(flow, quantum), now)
+        return Turn(flow.lane, flow, step, quantum, allowance_of(flow, quantum), now, slot)
 
     def _settle(self, turn: Turn) -> None:
         """What it did not use is lost; what it overdrew is owed, what it gave up is paid."""
