@@ -42,9 +42,10 @@ def divide_budget(books: Books, now: float) -> Draft:
         if prompts:
             draft.prompts += _divide_among_prompts(prompts, left, books.limits.min_chunk)
         needy += draft.prompts
-    if needy:
-        _give_pages(books, draft, needy, now)
-    draft.num_decodes = books.num_decoding - len(draft.skipped)
+    if needy and not _gave_pages(books, needy):
+        _divide_pages(books, draft, needy, now)
+        num_decodes = books.num_decoding - len(draft.skipped)
+    draft.num_decodes = num_decodes
     return draft
 
 
@@ -90,8 +91,31 @@ def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) ->
     return [sequence for sequence in prompts if sequence.share]
 
 
-def _give_pages(books: Books, draft: Draft, needy: list[Sequence], now: float) -> None:
-    """Pages for all shares; whoever gets none in this step stays as it is."""
+def _gave_pages(books: Books, needy: list[Sequence]) -> bool:
+    """Pages for all shares, if nobody has to give any for them and no page is shared."""
+    room, page_size, memory = books.memory.num_room, books.limits.page_size, books.memory
+    lacking: list[tuple[Sequence, int]] = []
+    for sequence in needy:
+        if sequence.live.shares_pages:
+            return False
+        end = sequence.num_planned + sequence.share
+        count = -(-end // page_size) - len(sequence.page_ids)
+        if count > 0:
+            lacking.append((sequence, count))
+            room -= count
+    if room < 0:
+        return False
+    for sequence, count in lacking:
+        for _ in range(count):
+            sequence.page_ids.append(memory.take())
+        sequence.page_tuple = None
+        if not sequence.names_tokens:
+            _look_later(books, sequence)
+    return True
+
+
+def _divide_pages(books: Books, draft: Draft, needy: list[Sequence], now: float) -> None:
+    """Pages for all shares, oldest first; whoever gets none in this step stays as it is."""
     page_size = books.limits.page_size
     needy = [
         sequence
@@ -99,8 +123,6 @@ def _give_pages(books: Books, draft: Draft, needy: list[Sequence], now: float) -
         if sequence.num_planned + sequence.share > len(sequence.page_ids) * page_size
         or (sequence.live.shares_pages and needs_copy(books, sequence))
     ]
-    if not needy:
-        return
     needy.sort(key=_age)
     for sequence in needy:
         if sequence.state is SequenceState.RUNNING:

@@ -29,7 +29,7 @@ class Lane:
         self.clock = WaitClock(cause, now)
         self.flows: dict[FlowKey, Flow] = {}
         self.running: dict[Age, Sequence] = {}
-        #: of those, what decodes and has not planned its last token: in every step, pages permitting
+        #: of those, what decodes and has not planned its last token: in each step, if it has pages
         self.decoding: dict[Sequence, None] = {}
         #: of those, the ones whose next chunk names its tokens; listed over all lanes in `_prompts`
         self.num_prompts = 0

@@ -28,9 +28,12 @@ class Memory:
 
     def take(self) -> int:
         """One page for KV. The caller made sure that there is room."""
-        if not self.pool.num_free:
+        page = self.pool.try_take()
+        if page is None:
             self.pool.free(self.index.evict())
-        return self.pool.take()
+            page = self.pool.try_take()
+            assert page is not None, "an evicted page is not free"
+        return page
 
     def try_take_settled(self, count: int) -> tuple[int, ...] | None:
         """Pages for a load; evicts resting pages for it. None: not yet, or no room."""

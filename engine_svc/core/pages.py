@@ -30,8 +30,10 @@ class PagePool:
     def refs(self, page: int) -> int:
         return self._refs[page]
 
-    def take(self) -> int:
+    def try_take(self) -> int | None:
         """A page for the KV of the step that is being planned: the one that was freed last."""
+        if not self._free:
+            return None
         page = self._free.pop()
         self._refs[page] = 1
         return page

@@ -24,6 +24,7 @@ def close_turns(books: Books, now: float) -> None:
     step, limits, scarce = books.next_step, books.limits, books.scarce
     num_lacking = max(0, len(books.placeless) - books.turns.num_free_places)
     num_closing, due, over = 0, list[Turn](), list[Turn]()
+    is_fair, latest = limits.policy != "resident-first", step - limits.turn_max_steps
     for turn in books.turns.values():
         lane = turn.lane
         if not scarce and (lane.is_base or not num_lacking):
@@ -36,7 +37,7 @@ def close_turns(books: Books, now: float) -> None:
                 num_closing += 1
         elif not lane.num_deferred and not lane.has_work:
             over.append(turn)
-        elif turn.is_due(step, limits):
+        elif is_fair and (turn.service >= turn.allowance or turn.first_step <= latest):
             due.append(turn)
     for turn in over:
         books.end_turn(turn, now)
@@ -115,7 +116,8 @@ def end_unused_turns(books: Books, draft: Draft, now: float) -> None:
     unused = [
         turn
         for turn in books.turns.values()
-        if turn.lane not in used and not draft.decodes_of(turn.lane)
+        if not (turn.lane.decoding and (not draft.skipped or draft.decodes_of(turn.lane)))
+        and turn.lane not in used
     ]
     for turn in unused:
         ending = any(books.in_flight(sequence) for sequence in turn.lane.running.values())

@@ -53,11 +53,6 @@ class Turn:
     #: begun out of the ring's order, so that the oldest sequence ends while all others lack pages
     is_rescue: bool = False
 
-    def is_due(self, step: int, limits: EngineLimits) -> bool:
-        if limits.policy == "resident-first":
-            return False
-        return self.service >= self.allowance or step - self.first_step >= limits.turn_max_steps
-
     def is_over(self, step: int, limits: EngineLimits) -> bool:
         return self.closing_since is not None and (
             step - self.closing_since >= limits.closing_steps
