@@ -111,7 +111,7 @@ def admit(books: Books, request: Request, now: float) -> LiveRequest:
     books.requests[request.request_id] = live
     books.queue.join(flow, len(request.prompt_token_ids))
     flow.num_requests += 1
-    lane.put(sequence, SequenceState.WAITING)
+    books.put_off(sequence, SequenceState.WAITING)
     if flow.line < 0 and not (flow.num_running and lane.digest in books.turns):
         books.line_up(flow, now)
     books.outputs.admitted(request.request_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 
 from engine_svc.core.flow import Flow
+from engine_svc.core.heads import Heads
 from engine_svc.core.lane import Lane
 from engine_svc.core.limits import resolved_quantum
 from engine_svc.core.memory import Memory
@@ -40,6 +41,8 @@ class Books:
         #: flows that demand a place, and those whose weights are neither on the host nor in a slot
         self.ring = Ring(RING, limits.batch_grant_every)
         self.loading = Ring(LOADING, limits.batch_grant_every)
+        #: who starts next in the open turns
+        self.heads = Heads(self.ledger)
         self.turns = Turns(limits, resolved_quantum(limits))
         #: adapters in the ring without a place
         self.placeless: dict[str, Lane] = {}
@@ -130,6 +133,7 @@ class Books:
         lane = flow.lane
         self.ledger.release(flow.share)
         del lane.flows[flow.key]
+        lane.unlisted.pop(flow, None)
         if not lane.flows:
             turn = self.turns.get(lane.digest)
             if turn is not None:
@@ -201,10 +205,16 @@ class Books:
         """running → suspended: the seat goes, the KV stays."""
         self._give_seats_back(sequence)
         sequence.suspended_s = now
-        sequence.lane.put(sequence, SequenceState.SUSPENDED)
+        self.put_off(sequence, SequenceState.SUSPENDED)
         if sequence.page_ids:
             self.paused[sequence.age] = sequence
         self._settle(sequence.flow)
+
+    def put_off(self, sequence: Sequence, state: SequenceState) -> None:
+        """It waits from now on."""
+        lane = sequence.lane
+        lane.put(sequence, state)
+        self.heads.note(sequence.flow, lane.digest in self.turns)
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """running or paused → suspended without pages: everything is computed again."""
@@ -228,6 +238,8 @@ class Books:
         """Service up to position `end`, at the configured prices; what was computed or found
         before is free."""
         start = max(sequence.num_planned, sequence.num_charged)
+        if end <= start:
+            return
         decoded = end - max(start, sequence.num_prompt)
         limits = self.limits
         service = (end - start) * limits.prefill_price
@@ -246,14 +258,15 @@ class Books:
 
     def charge_decodes(self, counts: list[tuple[Turn, Flow, int]]) -> None:
         """The same for so many decodes of each flow."""
-        price, accounts, total = self.limits.decode_price, dict[Share, float](), 0
+        price = self.limits.decode_price
+        accounts: defaultdict[Share, float] = defaultdict(float)
         for turn, flow, count in counts:
             service = count * price
-            total += count
             turn.service += service
-            flow.share.counter += service / flow.share.weight
-            accounts[flow.account] = accounts.get(flow.account, 0.0) + service
-        self.step_service += total * price
+            share = flow.share
+            share.counter += service / share.weight
+            accounts[flow.account] += service
+        self.step_service += sum(accounts.values())
         self.ledger.charge_accounts(accounts)
 
     # ---- lines
@@ -358,7 +371,20 @@ class Books:
         lane = flow.lane
         lane.blame(Cause.BUDGET, now)
         self.turns.begin(flow, self.memory.slots.ready(lane.digest), self.next_step, now)
+        self.heads.opened(lane)
         self._note_place(lane)
+
+    def renew_turn(self, flow: Flow, now: float) -> None:
+        """The adapter's closing turn ends, and one of this flow begins in its place."""
+        self.turns.renew(flow, self.next_step, now)
+        self.heads.opened(flow.lane)
+
+    def reopen_turn(self, turn: Turn) -> None:
+        """Nobody waits for what it holds: it goes on, and owes nothing for what it was served."""
+        turn.spend_freely()
+        if turn.closing_since is not None:
+            turn.closing_since = None
+            self.heads.opened(turn.lane)
 
     def end_turn(self, turn: Turn, now: float) -> None:
         """The place is free; what still runs is paused, and who was served goes to the tail."""

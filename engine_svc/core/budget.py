@@ -10,7 +10,6 @@ from __future__ import annotations
 from engine_svc.core.books import Books
 from engine_svc.core.draft import Draft
 from engine_svc.core.flow import Flow
-from engine_svc.core.heads import Heads
 from engine_svc.core.pressure import Claim, make_room
 from engine_svc.core.sequence import Age, Sequence, SequenceState
 from engine_svc.core.start import (
@@ -66,10 +65,9 @@ def _needs_page(books: Books, draft: Draft, sequence: Sequence) -> bool:
 
 def _look_later(books: Books, sequence: Sequence) -> None:
     """It has the page of its next position: the next look is when that is full, or at its end."""
-    sequence.page_tuple = tuple(sequence.page_ids)
-    start = sequence.num_planned
-    steps = len(sequence.page_ids) * books.limits.page_size - start
-    steps = min(steps, sequence.max_total - 2 - start)
+    pages, start = sequence.page_ids, sequence.num_planned
+    sequence.page_tuple = tuple(pages)
+    steps = min(len(pages) * books.limits.page_size, sequence.max_total - 2) - start
     if steps > 0:
         books.look_at(sequence, books.next_step + steps)
 
@@ -93,23 +91,24 @@ def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) ->
 
 def _gave_pages(books: Books, needy: list[Sequence]) -> bool:
     """Pages for all shares, if nobody has to give any for them and no page is shared."""
-    room, page_size, memory = books.memory.num_room, books.limits.page_size, books.memory
+    page_size, total = books.limits.page_size, 0
     lacking: list[tuple[Sequence, int]] = []
     for sequence in needy:
-        if sequence.live.shares_pages:
+        if len(sequence.live.sequences) > 1:
             return False
         end = sequence.num_planned + sequence.share
         count = -(-end // page_size) - len(sequence.page_ids)
         if count > 0:
             lacking.append((sequence, count))
-            room -= count
-    if room < 0:
+            total += count
+    if total > books.memory.num_room:
         return False
+    pages = books.memory.take_many(total)
     for sequence, count in lacking:
-        for _ in range(count):
-            sequence.page_ids.append(memory.take())
-        sequence.page_tuple = None
-        if not sequence.names_tokens:
+        sequence.page_ids += [pages.pop() for _ in range(count)]
+        if sequence.names_tokens:
+            sequence.page_tuple = None
+        else:
             _look_later(books, sequence)
     return True
 
@@ -171,10 +170,10 @@ def start_waiting(books: Books, draft: Draft, now: float) -> None:
     if books.lacking is not None:
         _blame(books, books.lacking, now)
         return
-    heads = Heads(books)
+    heads = books.heads
     left = books.limits.max_num_batched_tokens - draft.num_tokens
     lacking: Cause | None = None
-    while (sequence := heads.first()) is not None:
+    while (sequence := heads.first(books.turns, books.in_flight)) is not None:
         if left <= 0:
             lacking = Cause.BUDGET
         else:

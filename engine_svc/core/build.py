@@ -122,8 +122,7 @@ def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now:
     end = start + sequence.share
     if sequence.live.waits is None:
         books.first_planned(sequence.live, now)
-    if end > sequence.num_charged:
-        books.charge(sequence, end)
+    books.charge(sequence, end)
     if sequence.page_tuple is None:
         sequence.page_tuple = tuple(sequence.page_ids)
     is_last = end == sequence.num_total

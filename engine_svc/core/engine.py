@@ -222,6 +222,9 @@ class EngineCore:
         assert sorted(seats) == list(range(books.limits.max_num_seqs)), "a seat is lost"
         for lane in books.lanes.values():
             lane.check_integrity()
+            turn = books.turns.get(lane.digest)
+            is_open = turn is not None and turn.closing_since is None
+            books.heads.check_integrity(lane, is_open)
             books.check_lines(lane)
             for sequence in lane.decoding:
                 self._check_alarm(sequence)

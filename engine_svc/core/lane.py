@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
-from engine_svc.core.flow import Flow, Rank
+from engine_svc.core.flow import Flow
 from engine_svc.core.sequence import Age, Sequence, SequenceState
 from engine_svc.core.waits import Cause, WaitClock
-from engine_svc.types import BASE_DIGEST, AdapterRef, FlowKey, ServiceClass
+from engine_svc.types import BASE_DIGEST, AdapterRef, FlowKey
 
 
 class Lane:
@@ -45,8 +44,8 @@ class Lane:
         self._deferred = deferred
         #: running sequences whose next chunk names its tokens, over all lanes; shared
         self._prompts = prompts
-        #: flows with somebody who waits, by the rank that they had when they were put here
-        self._heaps: dict[ServiceClass, list[tuple[Rank, Flow]]] = {c: [] for c in ServiceClass}
+        #: flows with somebody who waits that are not among the heads of open turns
+        self.unlisted: dict[Flow, None] = {}
 
     @property
     def has_work(self) -> bool:
@@ -65,33 +64,6 @@ class Lane:
         for flow in self.flows.values():
             yield from flow.suspended
             yield from flow.waiting.values()
-
-    def least(self, service_class: ServiceClass) -> Flow | None:
-        """The flow of a class that is served next: the least counter, then the longest wait.
-        Counters only grow, so ranks from earlier are lower bounds, corrected at the top."""
-        heap = self._heaps[service_class]
-        while heap:
-            rank, flow = heap[0]
-            if not flow.num_deferred:
-                heapq.heappop(heap)
-                flow.in_heap = False
-                continue
-            present = flow.rank
-            if present == rank:
-                return flow
-            heapq.heapreplace(heap, (present, flow))
-        return None
-
-    def take_out(self, flow: Flow) -> None:
-        """`flow` was the least; it comes back with `put_back`."""
-        taken = heapq.heappop(self._heaps[flow.key.service_class])[1]
-        assert taken is flow
-        flow.in_heap = False
-
-    def put_back(self, flow: Flow) -> None:
-        if not flow.in_heap and flow.num_deferred:
-            flow.in_heap = True
-            heapq.heappush(self._heaps[flow.key.service_class], (flow.rank, flow))
 
     def put(self, sequence: Sequence, state: SequenceState) -> None:
         """Move a sequence into a state."""
@@ -115,7 +87,6 @@ class Lane:
             flow.waiting[sequence.age] = sequence
         else:
             flow.suspend(sequence)
-        self.put_back(flow)
 
     def decode(self, sequence: Sequence) -> None:
         """Its last named token is in the plan: from now on the seat holds the last one."""
@@ -160,10 +131,8 @@ class Lane:
         decoding = {s for s in self.running.values() if not (s.names_tokens or s.exhausted)}
         assert self.decoding.keys() == decoding, "a sequence that decodes is lost"
         assert self.num_deferred == sum(flow.num_deferred for flow in self.flows.values())
-        known = {id(flow) for heap in self._heaps.values() for _, flow in heap}
         for flow in self.flows.values():
             ages = [sequence.age for sequence in flow.suspended]
             assert ages == sorted(ages), "suspended sequences are out of order"
             assert flow.num_running == sum(s.flow is flow for s in self.running.values())
-            assert not flow.num_deferred or id(flow) in known, "a flow that waits is not served"
             assert flow.share.is_active is not self.is_absent, "an absent adapter's counter runs"

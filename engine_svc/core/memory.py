@@ -35,6 +35,12 @@ class Memory:
             assert page is not None, "an evicted page is not free"
         return page
 
+    def take_many(self, count: int) -> list[int]:
+        """The same for so many."""
+        while self.pool.num_free < count:
+            self.pool.free(self.index.evict())
+        return self.pool.take_many(count)
+
     def try_take_settled(self, count: int) -> tuple[int, ...] | None:
         """Pages for a load; evicts resting pages for it. None: not yet, or no room."""
         while self.pool.num_free < count and self.index.num_resting:

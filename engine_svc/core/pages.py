@@ -38,6 +38,13 @@ class PagePool:
         self._refs[page] = 1
         return page
 
+    def take_many(self, count: int) -> list[int]:
+        """The same for so many; the caller made sure that they are free."""
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._refs[page] = 1
+        return pages
+
     def try_take_settled(self, count: int) -> tuple[int, ...] | None:
         """`count` pages for a load: the ones that were freed first, if no running step has them."""
         free = self._free

@@ -27,15 +27,14 @@ def close_turns(books: Books, now: float) -> None:
     is_fair, latest = limits.policy != "resident-first", step - limits.turn_max_steps
     for turn in books.turns.values():
         lane = turn.lane
-        if not scarce and (lane.is_base or not num_lacking):
-            turn.spend_freely()
-            turn.closing_since = None
+        if not scarce and (not num_lacking or lane.is_base):
+            books.reopen_turn(turn)
         if turn.closing_since is not None:
             if not lane.has_work or turn.is_over(step, limits):
                 over.append(turn)
             else:
                 num_closing += 1
-        elif not lane.num_deferred and not lane.has_work:
+        elif not (lane.decoding or lane.num_prompts or lane.num_deferred):
             over.append(turn)
         elif is_fair and (turn.service >= turn.allowance or turn.first_step <= latest):
             due.append(turn)
@@ -106,7 +105,7 @@ def begin_turn(books: Books, flow: Flow, now: float) -> None:
     if turn is None:
         books.begin_turn(flow, now)
     elif turn.closing_since is not None:
-        books.turns.renew(flow, books.next_step, now)
+        books.renew_turn(flow, now)
 
 
 def end_unused_turns(books: Books, draft: Draft, now: float) -> None:

@@ -157,18 +157,26 @@ class Ledger:
         """Count service on every level."""
         account = flow.parent
         assert account is not None, "a flow without an account"
+        group = account.parent
+        assert group is not None, "an account without a class"
         flow.counter += service / flow.weight
-        self.charge_accounts({account: service})
+        _pass(account, service)
+        _pass(group, service)
+        _pass(self._root, service)
 
     def charge_accounts(self, services: Mapping[Share, float]) -> None:
         """Count what accounts' flows were charged on the levels above."""
-        groups: dict[Share, float] = {}
+        groups: dict[Share | None, float] = {}
         for account, service in services.items():
-            _pass(account, service)
+            account.counter += service / account.weight
+            if account.num_active:
+                account.virtual += service / account.active_weight
+            if account.idle:
+                account.forget_caught_up()
             group = account.parent
-            assert group is not None, "an account without a class"
             groups[group] = groups.get(group, 0.0) + service
         for group, service in groups.items():
+            assert group is not None, "an account without a class"
             _pass(group, service)
             _pass(self._root, service)
 
