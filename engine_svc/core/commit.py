@@ -43,40 +43,43 @@ def cut_choice(books: Books, live: LiveRequest, choice: int, keep_tokens: int, n
 
 
 def _take_sample(books: Books, sequence: Sequence, sample: Sample, now: float) -> None:
+    """The step's hot loop: one call for each token."""
     live = sequence.live
+    token_id = sample.token_id
     if sequence.names_tokens:
         sequence.pending -= 1
     if sequence.state is SequenceState.ENDED:
         return
-    if sample.token_id < 0:
-        if not sequence.names_tokens:
-            sequence.stop_decoding()
-            sequence.pending -= 1
-        failure = failures.not_finite(live.request.request_id, live.request.adapter)
-        books.end_request(live, failure, now)
+    if token_id < 0:
+        _break(books, sequence, now)
         return
-    sequence.output_ids.append(sample.token_id)
-    reason, stop_token_id = _end_of(sequence, sample.token_id)
+    output = sequence.output_ids
+    output.append(token_id)
+    sampling = live.request.sampling
+    stops = token_id in sampling.eos_token_ids or token_id in sampling.stop_token_ids
+    if stops and len(output) > sampling.min_tokens:
+        reason, stop_token_id = FinishReason.STOP, token_id
+    elif sequence.num_prompt + len(output) >= sequence.max_total:
+        reason, stop_token_id = FinishReason.LENGTH, -1
+    else:
+        books.outputs.token(sequence, sample, None, -1)
+        return
     books.outputs.token(sequence, sample, reason, stop_token_id)
-    if reason is not None:
-        _remember_pages(books, sequence, min(sequence.num_planned, sequence.num_known - 1))
-        books.rates.choice_ended(len(sequence.output_ids))
-        books.end_sequence(sequence)
-        if live.finished:
-            books.end_request(live, None, now)
+    _remember_pages(books, sequence, min(sequence.num_planned, sequence.num_known - 1))
+    books.rates.choice_ended(len(output))
+    books.end_sequence(sequence)
+    if live.finished:
+        books.end_request(live, None, now)
 
 
-def _end_of(sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int]:
-    """Why the choice ends with this token, and the token if it is the reason. No stop within the
-    first min_tokens tokens."""
-    sampling = sequence.live.request.sampling
-    if len(sequence.output_ids) > sampling.min_tokens and (
-        token_id in sampling.eos_token_ids or token_id in sampling.stop_token_ids
-    ):
-        return FinishReason.STOP, token_id
-    if sequence.num_known >= sequence.max_total:
-        return FinishReason.LENGTH, -1
-    return None, -1
+def _break(books: Books, sequence: Sequence, now: float) -> None:
+    """Its logits were not finite: the token in flight was none."""
+    if not sequence.names_tokens:
+        sequence.stop_decoding()
+        sequence.pending -= 1
+    live = sequence.live
+    failure = failures.not_finite(live.request.request_id, live.request.adapter)
+    books.end_request(live, failure, now)
 
 
 def _take_prompt_logprobs(launched: LaunchedStep, part: PromptLogprobs) -> None:

@@ -55,6 +55,9 @@ def grant_places(books: Books, now: float) -> None:
     free = books.turns.num_free_places
     coming = books.ring.first(free + 1 + books.limits.prefetch_adapters)
     for position, flow in enumerate(coming):
+        lane = flow.lane
+        if lane.clock.cause is Cause.PLACE and not books.turns.has_place_for(lane):
+            continue
         if flow.line == RING and not _grant(books, flow, position == 0, now):
             break
     else:

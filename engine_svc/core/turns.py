@@ -100,6 +100,15 @@ class Turns:
     def num_free_places(self) -> int:
         return self._max_loras - len(self._turns) + (BASE_DIGEST in self._turns)
 
+    def has_place_for(self, lane: Lane) -> bool:
+        """It holds one, or needs none, or one is free."""
+        return (
+            len(self._turns) < self._max_loras
+            or lane.is_base
+            or lane.digest in self._turns
+            or self.num_free_places > 0
+        )
+
     def get(self, digest: str) -> Turn | None:
         return self._turns.get(digest)
 
