@@ -14,10 +14,11 @@ from engine_svc.core.lane import Lane
 from engine_svc.core.limits import resolved_quantum
 from engine_svc.core.memory import Memory
 from engine_svc.core.outputs import Outputs
+from engine_svc.core.paused import Paused
 from engine_svc.core.queue import Queue
 from engine_svc.core.rates import Rates
 from engine_svc.core.ring import Ring
-from engine_svc.core.sequence import Age, LiveRequest, Sequence, SequenceState
+from engine_svc.core.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.core.shares import Ledger, Share
 from engine_svc.core.slots import Slot
 from engine_svc.core.turns import Turn, Turns
@@ -65,7 +66,7 @@ class Books:
         #: somebody last looked for one to give up
         self.far_slots: list[Slot] = []
         #: suspended sequences that keep their pages
-        self.paused: dict[Age, Sequence] = {}
+        self.paused = Paused()
         #: ended sequences whose pages a launched step still uses
         self.leaving: list[Sequence] = []
         self.deferred = [0] * len(Cause)
@@ -112,7 +113,7 @@ class Books:
         """The choice has its last token; the request ends with its last choice."""
         lane = sequence.lane
         self._give_seats_back(sequence)
-        self.paused.pop(sequence.age, None)
+        self.paused.discard(sequence)
         lane.put(sequence, SequenceState.ENDED)
         self._settle(sequence.flow)
         sequence.live.discarded_tokens += sequence.num_pending
@@ -164,7 +165,7 @@ class Books:
         live = sequence.live
         if sequence.state is SequenceState.SUSPENDED and live.waits is not None:
             live.paused_s += now - sequence.suspended_s
-        self.paused.pop(sequence.age, None)
+        self.paused.discard(sequence)
         lane.put(sequence, SequenceState.RUNNING)
         self.leave_line(sequence.flow)
         self.num_running += 1
@@ -207,7 +208,7 @@ class Books:
         sequence.suspended_s = now
         self.put_off(sequence, SequenceState.SUSPENDED)
         if sequence.page_ids:
-            self.paused[sequence.age] = sequence
+            self.paused.add(sequence)
         self._settle(sequence.flow)
 
     def put_off(self, sequence: Sequence, state: SequenceState) -> None:
@@ -220,7 +221,7 @@ class Books:
         """running or paused → suspended without pages: everything is computed again."""
         if sequence.state is SequenceState.RUNNING:
             self.pause(sequence, now)
-        self.paused.pop(sequence.age, None)
+        self.paused.discard(sequence)
         self.release_pages(sequence)
         self.num_preempted += 1
 

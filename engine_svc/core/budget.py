@@ -157,17 +157,24 @@ def _priority(sequence: Sequence) -> tuple[float, float, float, Age]:
 
 
 def has_budget(books: Books, sequence: Sequence) -> bool:
-    """A step has tokens for a first chunk beside what runs and the other flows' prompts."""
-    limits = books.limits
-    left = limits.max_num_batched_tokens - (limits.max_num_seqs - len(books.free_seats))
-    prefilling = {s.flow for s in books.prompts if s.num_left > 1}
-    return left - len(prefilling) * limits.min_chunk >= min(limits.min_chunk, sequence.num_left)
+    """A step has tokens for a first chunk beside what decodes and the other flows' first pieces."""
+    min_chunk = books.limits.min_chunk
+    left = books.limits.max_num_batched_tokens - books.num_decoding
+    pieces: dict[Flow, int] = {}
+    for prompt in books.prompts:
+        if prompt.num_left == 1:
+            left -= 1
+        else:
+            pieces[prompt.flow] = pieces.get(prompt.flow, 0) + prompt.num_left
+    left -= sum(min(min_chunk, tokens) for tokens in pieces.values())
+    return left >= min(min_chunk, sequence.num_left)
 
 
 def start_waiting(books: Books, draft: Draft, now: float) -> None:
     """Seats, pages and tokens that are left go to those who wait in adapters that hold a place;
     the first that cannot start stops the round."""
     if books.lacking is not None:
+        draft.lacking = books.lacking
         _blame(books, books.lacking, now)
         return
     heads = books.heads
@@ -185,6 +192,7 @@ def start_waiting(books: Books, draft: Draft, now: float) -> None:
         left -= sequence.share
         books.charge(sequence, sequence.num_planned + sequence.share)
     heads.put_back()
+    draft.lacking = lacking
     if lacking is not None:
         _blame(books, lacking, now)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from engine_svc.core.lane import Lane
 from engine_svc.core.sequence import Sequence
+from engine_svc.core.waits import Cause
 
 
 @dataclass(slots=True)
@@ -23,6 +24,9 @@ class Draft:
     #: decoding sequences that have filled a page before it, and those of which it is the last step
     filling: list[Sequence] = field(default_factory=list)
     ending: list[Sequence] = field(default_factory=list)
+
+    #: what those who wait in open turns lack
+    lacking: Cause | None = None
 
     @property
     def is_empty(self) -> bool:

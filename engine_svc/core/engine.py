@@ -232,7 +232,7 @@ class EngineCore:
         running = [s for s in sequences if s.state is SequenceState.RUNNING]
         assert books.num_running == len(running)
         paused = {s.age for s in sequences if s.state is SequenceState.SUSPENDED and s.page_ids}
-        assert paused == books.paused.keys(), "paused sequences are out of the books"
+        assert paused == books.paused.ages(), "paused sequences are out of the books"
         queued = [r.request for r in books.requests.values() if r.waits is None]
         books.queue.check_integrity([(r.flow.tenant, len(r.prompt_token_ids)) for r in queued])
         if not books.requests and not self._in_flight:

@@ -60,13 +60,15 @@ class Loads:
 
     def _prefetch(self, now: float) -> None:
         """Copies for the first of the ring, in its order: what comes free is kept for the first
-        that lacks it."""
+        that lacks it. Whose place is free or closing is urgent, as is the ring's head."""
         books = self._books
+        closing = sum(turn.closing_since is not None for turn in books.turns.values())
+        num_urgent = 1 + books.turns.num_free_places + closing + 1000
         ahead: set[str] = set()
         for flow in books.ring.first(1 + books.limits.prefetch_adapters):
             lane = flow.lane
             lacks = lane.digest in books.on_host and not books.memory.slots.get(lane.digest)
-            if lacks and not self._try_fill(lane, ahead, now):
+            if lacks and not self._try_fill(lane, ahead, len(ahead) < num_urgent, now):
                 return
             ahead.add(lane.digest)
 
@@ -75,7 +77,7 @@ class Loads:
         books = self._books
         if lane.digest not in books.on_host or books.memory.slots.get(lane.digest):
             return False
-        return self._try_fill(lane, set(), now)
+        return self._try_fill(lane, set(), True, now)
 
     def _ask(self, now: float) -> None:
         books = self._books
@@ -145,12 +147,12 @@ class Loads:
                 )
                 self._books.end_request(sequence.live, failure, now)
 
-    def _try_fill(self, lane: Lane, ahead: set[str], now: float) -> bool:
+    def _try_fill(self, lane: Lane, ahead: set[str], urgent: bool, now: float) -> bool:
         """Start a copy; adapters `ahead` in the ring keep their slots. False: it lacks room."""
         books = self._books
         weights = books.on_host[lane.digest]
         pages = None
-        if make_room_for_load(books, lane, weights.num_pages, ahead, now):
+        if make_room_for_load(books, lane, weights.num_pages, ahead, urgent, now):
             pages = books.memory.try_take_settled(weights.num_pages)
         if pages is None:
             if not ahead:

@@ -43,8 +43,10 @@ def close_turns(books: Books, now: float) -> None:
     for turn in due:
         wanted = len(books.ring) if scarce else num_lacking * (not turn.lane.is_base)
         if num_closing < wanted:
-            turn.closing_since = step
             num_closing += 1
+            turn.closing_since = step
+            if not turn.lane.has_work:
+                books.end_turn(turn, now)
 
 
 def grant_places(books: Books, now: float) -> None:
@@ -112,8 +114,8 @@ def begin_turn(books: Books, flow: Flow, now: float) -> None:
 
 
 def end_unused_turns(books: Books, draft: Draft, now: float) -> None:
-    """A turn of which the step runs nothing is over, unless others of its adapter wait for the
-    seats of those that end in the step in flight."""
+    """A turn of which the step runs nothing is over, unless its adapter's next sequence starts once
+    others have taken the seats or tokens of this step, or once the step in flight has ended."""
     used = {sequence.lane for sequence in draft.prompts}
     unused = [
         turn
@@ -122,9 +124,12 @@ def end_unused_turns(books: Books, draft: Draft, now: float) -> None:
         and turn.lane not in used
     ]
     for turn in unused:
-        ending = any(books.in_flight(sequence) for sequence in turn.lane.running.values())
-        if turn.closing_since is not None or not (ending and turn.lane.num_deferred):
-            books.end_turn(turn, now)
+        if turn.closing_since is None and turn.lane.num_deferred:
+            if draft.lacking in (Cause.SEAT, Cause.BUDGET) and not draft.is_empty:
+                continue
+            if any(books.in_flight(sequence) for sequence in turn.lane.running.values()):
+                continue
+        books.end_turn(turn, now)
 
 
 def _others_ready(books: Books, tried: set[Flow]) -> list[Flow]:

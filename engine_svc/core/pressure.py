@@ -64,18 +64,20 @@ def make_room(
     return False
 
 
-def make_room_for_load(books: Books, lane: Lane, count: int, ahead: set[str], now: float) -> bool:
+def make_room_for_load(
+    books: Books, lane: Lane, count: int, ahead: set[str], urgent: bool, now: float
+) -> bool:
     """Make `count` pages and a row free for an adapter's weights. Adapters `ahead` in the ring keep
-    their slots; for its head, paused sequences give their pages."""
+    their slots; where it is `urgent`, paused sequences give their pages."""
     slots = books.memory.slots
     if not slots.num_free and not evict_slot(books, ahead, now):
         return False
     if evict_slots(books, count, ahead, now):
         return True
-    if ahead:
+    if not urgent:
         return False
     first, oldest = oldest_live(books), oldest_runnable(books)
-    for_oldest = oldest is not None and oldest.live.digest == lane.digest
+    for_oldest = not ahead and oldest is not None and oldest.live.digest == lane.digest
 
     def may_take(victim: Sequence) -> bool:
         return victim is not first and (for_oldest or victim.has_advanced)
@@ -86,13 +88,12 @@ def make_room_for_load(books: Books, lane: Lane, count: int, ahead: set[str], no
 def _preempt_paused(
     books: Books, count: int, may_take: Callable[[Sequence], bool], now: float
 ) -> bool:
-    for age in sorted(books.paused, reverse=True):
-        if books.memory.num_room >= count:
-            return True
-        victim = books.paused[age]
-        if may_take(victim):
-            books.preempt(victim, now)
-    return books.memory.num_room >= count
+    while books.memory.num_room < count:
+        victim = books.paused.newest(may_take)
+        if victim is None:
+            return False
+        books.preempt(victim, now)
+    return True
 
 
 def _running_most_served_first(books: Books) -> list[Sequence]:
