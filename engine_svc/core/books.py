@@ -65,6 +65,8 @@ class Books:
         #: idle slots of adapters in the ring, the farthest from its turn last, as they were when
         #: somebody last looked for one to give up
         self.far_slots: list[Slot] = []
+        #: the adapter of the oldest sequence since all lacked what others keep, until its turn ends
+        self.rescued: str | None = None
         #: suspended sequences that keep their pages
         self.paused = Paused()
         #: ended sequences whose pages a launched step still uses
@@ -140,6 +142,8 @@ class Books:
             if turn is not None:
                 self.turns.end(turn)
                 self._note_place(lane)
+            if self.rescued == lane.digest:
+                self.rescued = None
             self.absent.pop(lane.digest, None)
             self.abandoned.append(lane.digest)
             del self.lanes[lane.digest]
@@ -391,6 +395,8 @@ class Books:
         """The place is free; what still runs is paused, and who was served goes to the tail."""
         lane = turn.lane
         self.turns.end(turn)
+        if lane.digest == self.rescued:
+            self.rescued = None
         if turn.closing_since is not None:
             self.rates.turn_ended(now - turn.began_s)
         served = {sequence.flow: None for sequence in lane.running.values()}

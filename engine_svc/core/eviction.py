@@ -1,5 +1,5 @@
 """Which idle slot is given up: first what nobody in the ring waits for, longest unused; then what
-is farthest from its turn. Never the slot of the oldest sequence's adapter.
+is farthest from its turn. Never the slot of an adapter that is being rescued.
 
 Ranking every idle slot costs as much as it has neighbours in the ring, so one ranking serves many
 evictions: the farther half of it, farthest first. What has become a near one meanwhile is spared
@@ -48,9 +48,7 @@ def evict_slots(
 
 def evict_slot(books: Books, spared: Set[str], now: float, wanted_too: bool = True) -> bool:
     """Give up the least valuable idle slot; `wanted_too`: also of an adapter in the ring."""
-    first = oldest_live(books)
-    kept = None if first is None else first.live.digest
-    slots = books.memory.slots
+    kept, slots = books.rescued, books.memory.slots
     slot = next((s for d, s in slots.unwanted.items() if d != kept and d not in spared), None)
     if slot is None and wanted_too:
         slot = _farthest(books, spared, kept)

@@ -60,10 +60,11 @@ class Loads:
 
     def _prefetch(self, now: float) -> None:
         """Copies for the first of the ring, in its order: what comes free is kept for the first
-        that lacks it. Whose place is free or closing is urgent, as is the ring's head."""
+        that lacks it. Urgent are the ring's head, whoever's place is free or closing, and a quarter
+        of the places more: turns may end without closing."""
         books = self._books
         closing = sum(turn.closing_since is not None for turn in books.turns.values())
-        num_urgent = 1 + books.turns.num_free_places + closing + 1000
+        num_urgent = 1 + books.turns.num_free_places + closing + books.limits.max_loras // 4
         ahead: set[str] = set()
         for flow in books.ring.first(1 + books.limits.prefetch_adapters):
             lane = flow.lane

@@ -53,6 +53,7 @@ def _unlock(books: Books, loads: Loads, now: float) -> None:
     oldest = oldest_runnable(books)
     if oldest is None:
         return
+    books.rescued = oldest.lane.digest
     if not is_ready(books, oldest.lane):
         loads.try_fill_now(oldest.lane, now)
     elif try_start(books, oldest, Claim.TURN, books.limits.min_chunk, now, True) is None:

@@ -3,9 +3,9 @@
 In this order, each only as far as needed: resting cached pages; idle slots that nobody in the ring
 waits for, then those farthest from their turn; paused sequences, newest first; running sequences,
 those of the highest virtual counter first, newest first among equals. Protected are the oldest
-sequence and its adapter's slot, sequences that have not advanced since they got their pages, and
-the slot at the ring's head. The oldest that could run may take all but the first of these: somebody
-always comes to an end, so nothing can lock up.
+sequence, the slot of an adapter that is being rescued, sequences that have not advanced since they
+got their pages, and the slot at the ring's head. The oldest that could run may take all but the
+first of these: somebody always comes to an end, so nothing can lock up.
 """
 
 from __future__ import annotations
