@@ -1,5 +1,5 @@
 """Which idle slot is given up: first what nobody in the ring waits for, longest unused; then what
-is farthest from its turn. Never the slot of an adapter that is being rescued.
+is farthest from its turn. The oldest sequence's adapter comes last, and only where rows are short.
 
 Ranking every idle slot costs as much as it has neighbours in the ring, so one ranking serves many
 evictions: the farther half of it, farthest first. What has become a near one meanwhile is spared
@@ -48,7 +48,25 @@ def evict_slots(
 
 def evict_slot(books: Books, spared: Set[str], now: float, wanted_too: bool = True) -> bool:
     """Give up the least valuable idle slot; `wanted_too`: also of an adapter in the ring."""
-    kept, slots = books.rescued, books.memory.slots
+    return _evict(books, spared, _oldest_digest(books), now, wanted_too)
+
+
+def evict_row(books: Books, spared: Set[str], now: float) -> bool:
+    """The same where rows are short: the oldest's slot too, if others have pages to run on, so that
+    it reserves no row for an adapter with a long backlog."""
+    if evict_slot(books, spared, now):
+        return True
+    has_pages = books.memory.num_room > 0 or len(books.paused.ages()) > 1
+    return has_pages and _evict(books, spared, books.rescued, now, True)
+
+
+def _oldest_digest(books: Books) -> str | None:
+    first = oldest_live(books)
+    return None if first is None else first.live.digest
+
+
+def _evict(books: Books, spared: Set[str], kept: str | None, now: float, wanted_too: bool) -> bool:
+    slots = books.memory.slots
     slot = next((s for d, s in slots.unwanted.items() if d != kept and d not in spared), None)
     if slot is None and wanted_too:
         slot = _farthest(books, spared, kept)

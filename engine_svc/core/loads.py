@@ -80,6 +80,21 @@ class Loads:
             return False
         return self._try_fill(lane, set(), True, now)
 
+    def ask_now(self, lane: Lane, now: float) -> None:
+        """Ask for an adapter whose oldest sequence keeps pages that all others lack; if too many
+        are wanted already, one that has no slot yet leaves the host for it."""
+        books = self._books
+        if lane.digest in self._asked or lane.ref is None:
+            return
+        if len(self._asked) + len(books.on_host) >= books.limits.max_wanted:
+            waiting = [d for d in books.on_host if not books.memory.slots.get(d)]
+            if not waiting:
+                return
+            self._drop(waiting[-1])
+            books.note_presence(books.lanes[waiting[-1]], now)
+        self._source.want(lane.ref, 0)
+        self._asked[lane.digest] = now
+
     def _ask(self, now: float) -> None:
         books = self._books
         room = books.limits.max_wanted - len(self._asked) - len(books.on_host)

@@ -6,7 +6,7 @@ from engine_svc.core.books import Books
 from engine_svc.core.budget import divide_budget, start_waiting
 from engine_svc.core.build import LaunchedStep, build_step
 from engine_svc.core.draft import Draft
-from engine_svc.core.eviction import oldest_runnable
+from engine_svc.core.eviction import oldest_live, oldest_runnable
 from engine_svc.core.loads import Loads
 from engine_svc.core.places import (
     begin_turn,
@@ -50,7 +50,9 @@ def _unlock(books: Books, loads: Loads, now: float) -> None:
     free."""
     for turn in books.turns:
         books.end_turn(turn, now)
-    oldest = oldest_runnable(books)
+    first, oldest = oldest_live(books), oldest_runnable(books)
+    if first is not None and first.lane.is_absent and first.page_ids:
+        loads.ask_now(first.lane, now)
     if oldest is None:
         return
     books.rescued = oldest.lane.digest

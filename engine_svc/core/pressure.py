@@ -3,7 +3,7 @@
 In this order, each only as far as needed: resting cached pages; idle slots that nobody in the ring
 waits for, then those farthest from their turn; paused sequences, newest first; running sequences,
 those of the highest virtual counter first, newest first among equals. Protected are the oldest
-sequence, the slot of an adapter that is being rescued, sequences that have not advanced since they
+sequence, its adapter's slot unless rows are short, sequences that have not advanced since they
 got their pages, and the slot at the ring's head. The oldest that could run may take all but the
 first of these: somebody always comes to an end, so nothing can lock up.
 """
@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable
 
 from engine_svc.core.books import Books
-from engine_svc.core.eviction import evict_slot, evict_slots, oldest_live, oldest_runnable
+from engine_svc.core.eviction import evict_row, evict_slots, oldest_live, oldest_runnable
 from engine_svc.core.lane import Lane
 from engine_svc.core.sequence import Sequence
 
@@ -70,7 +70,7 @@ def make_room_for_load(
     """Make `count` pages and a row free for an adapter's weights. Adapters `ahead` in the ring keep
     their slots; where it is `urgent`, paused sequences give their pages."""
     slots = books.memory.slots
-    if not slots.num_free and not evict_slot(books, ahead, now):
+    if not slots.num_free and not evict_row(books, ahead, now):
         return False
     if evict_slots(books, count, ahead, now):
         return True
