@@ -108,6 +108,7 @@ def admit(books: Books, request: Request, now: float) -> LiveRequest:
     flow = books.flow(lane, request.flow, 1.0 if lane.ref is None else lane.ref.weight)
     sequence = Sequence(live, flow, 0, min(longest, lane.max_total))
     live.sequences.append(sequence)
+    books.widest = max(books.widest if books.requests else 1, request.sampling.n)
     books.requests[request.request_id] = live
     books.queue.join(flow, len(request.prompt_token_ids))
     flow.num_requests += 1

@@ -73,6 +73,8 @@ class Books:
         self.leaving: list[Sequence] = []
         self.deferred = [0] * len(Cause)
         self.num_running = 0
+        #: most choices of a request since the books were empty: seats that one grant may need
+        self.widest = 1
         self.num_preempted = 0
         #: service in the plan being made
         self.step_service = 0.0

@@ -172,13 +172,14 @@ def _openings(sequence: Sequence) -> list[SeatOpening]:
 
 
 def _end_decodes(books: Books, draft: Draft, parts: _Parts) -> None:
-    """Of those that are in the plan after all: full pages, and last tokens."""
+    """Full pages and last tokens of those that decode in the plan after all: one that lost its
+    pages since may even be in it with a prompt again."""
     step = books.next_step
     for sequence in draft.filling:
-        if sequence.last_step == step:
+        if sequence.last_step == step and not sequence.names_tokens:
             parts.rows.append((sequence, sequence.incarnation, sequence.num_planned))
     for sequence in draft.ending:
-        if sequence.last_step == step:
+        if sequence.last_step == step and not sequence.names_tokens:
             del sequence.lane.decoding[sequence]
     for sequence in draft.skipped:
         books.look_at(sequence, step + 1)

@@ -176,7 +176,7 @@ class Loads:
                 lane.blame(Cause.BYTES, now)
             return False
         assert lane.ref is not None
-        slot = books.memory.slots.fill(lane.ref, pages, weights, lane.wanted_s)
+        slot = books.memory.slots.fill(lane.ref, pages, weights, lane.wanted_s, now)
         self.num_filling += 1
         self._writer.start(SlotLoad(slot.index, slot.digest, weights.span, pages))
         return True
@@ -195,6 +195,8 @@ class Loads:
             return
         slot.state = SlotState.READY
         slot.load_s = now - slot.wanted_s
+        rates = books.rates
+        rates.longest_copy_s = max(rates.longest_copy_s, now - slot.copied_from_s)
         books.note_slot(load.digest)
 
     def _failed(self, digest: str, failure: Failure, now: float) -> None:

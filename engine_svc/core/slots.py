@@ -32,6 +32,8 @@ class Slot:
     weights: WeightsReady
     #: when the adapter was asked for, and how long it took until it was here
     wanted_s: float
+    #: when its copy began
+    copied_from_s: float
     state: SlotState = SlotState.FILLING
     load_s: float = 0.0
     #: a step has written the row since the slot was filled
@@ -69,11 +71,16 @@ class SlotTable:
         return slot if slot is not None and slot.state is SlotState.READY else None
 
     def fill(
-        self, ref: AdapterRef, page_ids: tuple[int, ...], weights: WeightsReady, wanted_s: float
+        self,
+        ref: AdapterRef,
+        page_ids: tuple[int, ...],
+        weights: WeightsReady,
+        wanted_s: float,
+        now: float,
     ) -> Slot:
         """Give a row and pages to an adapter whose copy starts now."""
         assert ref.digest not in self._slots, f"{ref.digest} has a slot already"
-        slot = Slot(self._free.pop(), ref, page_ids, weights, wanted_s)
+        slot = Slot(self._free.pop(), ref, page_ids, weights, wanted_s, now)
         self._slots[ref.digest] = slot
         return slot
 
