@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine_svc.compose import build_core
+from engine_svc import compose
 from engine_svc.settings import EngineSettings
 from engine_svc.types import FinishReason
 from tests.support.core_world import Heard, World, adapter, limits
@@ -80,11 +80,14 @@ def test_an_end_discards_at_most_the_one_token_that_runs_ahead(run_ahead: int) -
 
 
 @pytest.mark.parametrize(("device", "run_ahead"), [("cpu", 0), ("cuda", 1)])
-def test_a_gpu_runs_ahead_and_a_cpu_does_not(device: str, run_ahead: int) -> None:
+def test_a_gpu_runs_ahead_and_a_cpu_does_not(
+    device: str, run_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "runtime_bytes", lambda device, known_bytes: 0)
     model = SimpleNamespace(
         device=device, dtype="float32", num_pages=64, page_size=16, context_tokens=256,
         layout=SimpleNamespace(page_bytes=4096), weights_bytes=0, workspace_bytes=0,
         runner=None, slot_writer=None,
     )  # fmt: skip
-    parts = build_core(EngineSettings(model="m"), model, None)  # type: ignore[arg-type]
+    parts = compose.build_core(EngineSettings(model="m"), model, None)  # type: ignore[arg-type]
     assert parts.hello.limits.run_ahead == run_ahead
