@@ -39,7 +39,7 @@ def divide_budget(books: Books, now: float) -> Draft:
         prompts = [sequence for sequence in books.prompts if sequence.num_left > 1]
         draft.prompts = singles
         if prompts:
-            draft.prompts += _divide_among_prompts(prompts, left, books.limits.min_chunk)
+            draft.prompts += _divide_among_prompts(books, prompts, left)
         needy += draft.prompts
     if needy and not _gave_pages(books, needy):
         _divide_pages(books, draft, needy, now)
@@ -72,21 +72,43 @@ def _look_later(books: Books, sequence: Sequence) -> None:
         books.look_at(sequence, books.next_step + steps)
 
 
-def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) -> list[Sequence]:
+def _divide_among_prompts(books: Books, prompts: list[Sequence], left: int) -> list[Sequence]:
     prompts.sort(key=_priority)
+    claims = _claims(books) if sum(s.num_left for s in prompts) > left else []
     firsts: dict[Flow, Sequence] = {}
     for sequence in prompts:
         firsts.setdefault(sequence.flow, sequence)
         sequence.share = 0
-    piece = min(min_chunk, left // len(firsts))
+    piece = min(books.limits.min_chunk, left // len(firsts))
     for sequence in firsts.values():
         sequence.share = min(piece, sequence.num_left)
         left -= sequence.share
     for sequence in prompts:
-        more = min(left, sequence.num_left - sequence.share)
+        level = sequence.flow.level
+        claimed = sum(tokens for behind, tokens in claims if behind < level)
+        more = min(max(0, left - claimed), sequence.num_left - sequence.share)
         left -= more
         sequence.share += more
     return [sequence for sequence in prompts if sequence.share]
+
+
+def _claims(books: Books) -> list[tuple[tuple[float, float, float], int]]:
+    """Tokens that those who could start in this step have a right to before the prompts of flows
+    that had more: of each flow in an open turn the first, by its counters."""
+    if books.lacking is not None or not books.free_seats:
+        return []
+    claims = []
+    for turn in books.turns.values():
+        if turn.closing_since is not None or not turn.lane.num_deferred:
+            continue
+        for flow in turn.lane.flows.values():
+            first = flow.first()
+            if first is None or books.in_flight(first):
+                continue
+            has_room = num_pages_lacking(books, first, first.num_left) <= books.memory.num_room
+            if has_room and first.num_seats_needed <= len(books.free_seats):
+                claims.append((flow.level, first.num_left))
+    return claims
 
 
 def _gave_pages(books: Books, needy: list[Sequence]) -> bool:

@@ -1,7 +1,8 @@
 """Who holds a place: turns end here, and places, seats and first pages go to the ring's first.
 
 A flow whose slot is still filling keeps its position and is passed over until it is ready. The
-first that lacks seats, pages or tokens stops the round: what comes free is kept for it.
+first that lacks seats, pages or tokens stops the round: what comes free is kept for it, but for
+seats that somebody behind it waits for.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from engine_svc.core.budget import has_budget
 from engine_svc.core.draft import Draft
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
+from engine_svc.core.precedence import may_overstay, must_yield_seats
 from engine_svc.core.pressure import Claim
 from engine_svc.core.start import try_start
 from engine_svc.core.turns import Turn
@@ -20,7 +22,7 @@ from engine_svc.types import BASE_DIGEST
 
 def close_turns(books: Books, now: float) -> None:
     """End turns that have nothing to run or have closed for long enough; close those that are
-    due while somebody waits for what they hold."""
+    due while somebody waits for what they hold, unless they are behind who would follow."""
     step, limits, scarce = books.next_step, books.limits, books.scarce
     num_lacking = max(0, len(books.placeless) - books.turns.num_free_places)
     num_closing, due, over = 0, list[Turn](), list[Turn]()
@@ -42,7 +44,11 @@ def close_turns(books: Books, now: float) -> None:
         books.end_turn(turn, now)
     for turn in due:
         wanted = len(books.ring) if scarce else num_lacking * (not turn.lane.is_base)
-        if num_closing < wanted:
+        if num_closing >= wanted:
+            continue
+        if may_overstay(books, turn):
+            turn.spend_freely()
+        else:
             num_closing += 1
             turn.closing_since = step
             if not turn.lane.has_work:
@@ -75,6 +81,9 @@ def _grant(books: Books, flow: Flow, is_head: bool, now: float) -> bool:
     assert sequence is not None, "a flow in the ring has nobody to run"
     if books.in_flight(sequence) or not _may_begin(books, flow, is_head, now):
         return True
+    if must_yield_seats(books, flow):
+        lane.blame(Cause.SEAT, now)
+        return False
     lacking: Cause | None = Cause.BUDGET
     if has_budget(books, sequence):
         lacking = try_start(books, sequence, Claim.TURN, books.limits.min_chunk, now)

@@ -78,6 +78,8 @@ class World:
         self._seeds: dict[int, Heard] = {}
         #: adapters whose turns ended in this step, before or behind its grants
         self._ended: set[str] = set()
+        #: counters at the beginning of the step
+        self._levels: dict[Flow, tuple[float, float, float]] = {}
         self._note_ended_turns()
 
     def submit(
@@ -115,6 +117,7 @@ class World:
     def step(self, seconds: float = 0.01) -> StepReport:
         began, launched = self.clock.now(), len(self.runner.plans)
         self._ended.clear()
+        self._levels = {flow: flow.level for flow in self._flows()}
         report = self.core.step()
         for plan in self.runner.plans[launched:]:
             for opening in plan.seat_openings:
@@ -254,7 +257,17 @@ class World:
             if flow.lane in open_turns:
                 assert excused
             elif flow.lane.digest not in books.turns and flow.lane.digest not in ended:
-                assert not self._is_ready(flow.lane) or not (flow.lane.is_base or num_free > 0)
+                yields = excused and any(self._was_behind(before, flow) for before in asked)
+                has_place = flow.lane.is_base or num_free > 0
+                assert yields or not has_place or not self._is_ready(flow.lane)
+
+    def _was_behind(self, flow: Flow, other: Flow) -> bool:
+        """When the step was planned, it had had less service."""
+        mine, theirs = self._levels[flow], self._levels[other]
+        same_class = flow.key.service_class is other.key.service_class
+        return same_class and (
+            mine < theirs if flow.account is other.account else mine[1] < theirs[1]
+        )
 
     def _is_ready(self, lane: Lane) -> bool:
         return lane.is_base or self.core._books.memory.slots.ready(lane.digest) is not None
