@@ -26,7 +26,10 @@ from engine_svc.types import (
 )
 from tests.support.core_fakes import FakeArena, FakeClock, FakeRunner, FakeWeights, FakeWriter
 from tests.support.core_fakes import next_token as fake_next_token
+from tests.support.core_gap import GapWatch
 from tests.support.core_invariants import WaitWatch
+from tests.support.core_kv import ChargeWatch, VictimWatch
+from tests.support.core_queue import AdmissionWatch
 
 
 def limits(**changes: object) -> EngineLimits:
@@ -75,6 +78,12 @@ class World:
         self.reports: list[StepReport] = []
         #: checks the bound of every wait for a place
         self.watch: WaitWatch | None = None
+        #: checks the gap between those who demand throughout
+        self.gap: GapWatch | None = None
+        books = self.core._books
+        self.victims = VictimWatch(books)
+        self.charges = ChargeWatch(books, engine_limits)
+        self.admission = AdmissionWatch(engine_limits, books)
         self._seeds: dict[int, Heard] = {}
         #: adapters whose turns ended in this step, before or behind its grants
         self._ended: set[str] = set()
@@ -110,8 +119,15 @@ class World:
             salt,
         )
         heard = self.heard[request.request_id] = self._seeds[number] = Heard(request)
+        expected = self.admission.expected(
+            request, self.adapter_pages, self.clock.now(), self.core._draining
+        )
         self.core.submit(request)
         self._listen()
+        failure = None if heard.admitted or heard.ended is None else heard.ended.failure
+        self.admission.answered(request, expected, failure)
+        if self.gap is not None:
+            self.gap.submitted(request)
         return heard
 
     def step(self, seconds: float = 0.01) -> StepReport:
@@ -120,14 +136,19 @@ class World:
         self._levels = {flow: flow.level for flow in self._flows()}
         report = self.core.step()
         for plan in self.runner.plans[launched:]:
+            self.charges.planned(plan, lambda seed: self._seeds[seed].request)
             for opening in plan.seat_openings:
                 heard = self._seeds[opening.sampling.seed]
                 if heard.planned_s is None:
                     heard.planned_s = began
+                    self.admission.queued.pop(heard.request.request_id, None)
+        self.charges.check()
         self.core.check_integrity()
         self._check_idle(report)
         if self.watch is not None:
             self.watch.look(self.core._books)
+        if self.gap is not None:
+            self.gap.look(self.core._books)
         self._listen()
         self.reports.append(report)
         self.clock.advance(seconds)
@@ -169,7 +190,8 @@ class World:
                     heard.reasons[item.choice] = item.finish_reason
                     heard.stop_ids[item.choice] = item.stop_token_id
             else:
-                heard.ended, heard.ended_step = item, self.core.snapshot().steps
+                heard.ended, heard.ended_step = item, self.core._books.next_step
+                self.admission.queued.pop(item.request_id, None)
                 self.check_answer(heard)
 
     def check_answer(self, heard: Heard) -> None:
