@@ -9,6 +9,7 @@ from collections.abc import Callable
 from engine_svc.core.books import Books
 from engine_svc.core.flow import Flow
 from engine_svc.core.sequence import Sequence, SequenceState
+from engine_svc.core.turns import Turn
 from engine_svc.types import EngineLimits, FlowKey, Request, StepPlan
 
 
@@ -84,10 +85,17 @@ class ChargeWatch:
         self._reached: dict[tuple[str, int], int] = {}
         self._charge_flow = books.charge_flow
         books.charge_flow = self._charged  # type: ignore[method-assign]
+        self._charge_decodes = books.charge_decodes
+        books.charge_decodes = self._decodes_charged  # type: ignore[method-assign]
 
     def _charged(self, flow: Flow, service: float) -> None:
         self._balance[flow.key] += service
         self._charge_flow(flow, service)
+
+    def _decodes_charged(self, counts: list[tuple[Turn, Flow, int]]) -> None:
+        for _, flow, count in counts:
+            self._balance[flow.key] += count * self.limits.decode_price
+        self._charge_decodes(counts)
 
     def planned(self, plan: StepPlan, by_seed: Callable[[int], Request]) -> None:
         """`by_seed`: the request whose sampling has this seed, each has its own."""
