@@ -4,8 +4,8 @@ In this order, each only as far as needed: resting cached pages; idle slots that
 waits for, then those farthest from their turn; paused sequences, newest first; running sequences,
 those of the highest virtual counter first, newest first among equals. Protected are the oldest
 sequence, its adapter's slot unless rows are short, sequences that have not advanced since they
-got their pages, and the slot at the ring's head. The oldest that could run may take all but the
-first of these: somebody always comes to an end, so nothing can lock up.
+got their pages, the flow whose turn begins, and the slot at the ring's head. The oldest that could
+run may take all but the first of these: somebody always comes to an end, so nothing can lock up.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_room(
     def may_take(victim: Sequence) -> bool:
         if victim is sequence or victim is first or victim.exhausted or not victim.page_ids:
             return False
-        return is_oldest or victim.has_advanced
+        return is_oldest or (victim.has_advanced and not _begins(books, victim))
 
     if _preempt_paused(books, needed, may_take, now):
         return True
@@ -80,9 +80,16 @@ def make_room_for_load(
     for_oldest = not ahead and oldest is not None and oldest.live.digest == lane.digest
 
     def may_take(victim: Sequence) -> bool:
-        return victim is not first and (for_oldest or victim.has_advanced)
+        spared = not victim.has_advanced or _begins(books, victim)
+        return victim is not first and (for_oldest or not spared)
 
     return _preempt_paused(books, count, may_take, now)
+
+
+def _begins(books: Books, victim: Sequence) -> bool:
+    """The turn of its flow begins in the step that is being planned."""
+    turn = books.turns.get(victim.lane.digest)
+    return turn is not None and turn.flow is victim.flow and turn.first_step == books.next_step
 
 
 def _preempt_paused(

@@ -5,12 +5,57 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from engine_svc.core import budget, loads, pressure, start
 from engine_svc.core.books import Books
 from engine_svc.core.flow import Flow
-from engine_svc.core.sequence import Sequence, SequenceState
+from engine_svc.core.lane import Lane
+from engine_svc.core.pressure import Claim
+from engine_svc.core.sequence import Age, Sequence, SequenceState
 from engine_svc.core.turns import Turn
 from engine_svc.types import EngineLimits, FlowKey, Request, StepPlan
+
+
+@dataclass
+class Asking:
+    """Who asks for pages, and how much that may disturb; a load asks for a lane."""
+
+    sequence: Sequence | None
+    lane: Lane
+    claim: Claim
+
+
+_asking: list[Asking] = []
+
+
+def _listen() -> None:
+    """Know who asks: the moves of the books do not say for whom a victim is taken."""
+    make_room, make_room_for_load = pressure.make_room, pressure.make_room_for_load
+
+    def for_sequence(
+        books: Books, count: int, sequence: Sequence, claim: Claim, now: float, kept: int = 0
+    ) -> bool:
+        _asking.append(Asking(sequence, sequence.lane, claim))
+        try:
+            return make_room(books, count, sequence, claim, now, kept)
+        finally:
+            _asking.pop()
+
+    def for_load(books: Books, lane: Lane, count: int, ahead: set[str], now: float) -> bool:
+        _asking.append(Asking(None, lane, Claim.TURN))
+        try:
+            return make_room_for_load(books, lane, count, ahead, now)
+        finally:
+            _asking.pop()
+
+    for module in (budget, start, pressure):
+        module.make_room = for_sequence  # type: ignore[attr-defined]
+    for module in (loads, pressure):
+        module.make_room_for_load = for_load  # type: ignore[attr-defined]
+
+
+_listen()
 
 
 class VictimWatch:
@@ -19,55 +64,66 @@ class VictimWatch:
     def __init__(self, books: Books) -> None:
         self.books = books
         self.num_taken = 0
+        #: for the oldest that could run, which may take more
+        self.num_for_oldest = 0
         self._preempt = books.preempt
         books.preempt = self._checked  # type: ignore[method-assign]
 
     def _checked(self, victim: Sequence, now: float) -> None:
-        books = self.books
+        assert _asking, "somebody lost its pages to nobody"
+        asking = _asking[-1]
         living = [
             s
-            for live in books.requests.values()
+            for live in self.books.requests.values()
             for s in live.sequences
             if s.state is not SequenceState.ENDED and not s.exhausted
         ]
-        oldest = min(living, key=lambda s: s.age)
-        assert victim is not oldest, "the oldest live sequence lost its pages"
-        others = [
-            s
-            for s in living
-            if s.page_ids and s is not victim and s is not oldest and s.num_planned > s.furthest
-        ]
-        if victim.state is SequenceState.RUNNING:
-            paused = [s for s in others if s.state is SequenceState.SUSPENDED]
-            assert not paused, "a running sequence lost its pages before a paused one"
-            served = (*victim.flow.level, victim.age)
-            before = [
-                s
-                for s in others
-                if s.state is SequenceState.RUNNING
-                and (*s.flow.level, s.age) > served
-                and s.age > victim.age
-            ]
-            assert not before, "somebody newer has had more"
-        if not self._oldest_is_stuck(living):
-            assert victim.num_planned > victim.furthest, "it has not advanced on its pages"
-            turn = books.turns.get(victim.lane.digest)
-            begins = turn is not None and turn.first_step == books.next_step
-            assert not begins or turn.flow is not victim.flow, "its flow's turn has just begun"
+        assert victim in living
+        assert victim is not min(living, key=_age), "the oldest live sequence lost its pages"
+        here = [s for s in living if s.lane.digest not in self.books.absent]
+        oldest = min(here, key=_age)
+        own = asking.lane is oldest.lane if asking.sequence is None else asking.sequence is oldest
         self.num_taken += 1
+        self.num_for_oldest += own
+        self._check_order(victim, asking, living, own)
+        if not own:
+            assert victim.num_planned > victim.furthest, "it has not advanced on its pages"
+            assert not self._begins(victim), "its flow's turn has just begun"
         self._preempt(victim, now)
 
-    def _oldest_is_stuck(self, living: list[Sequence]) -> bool:
-        """The oldest whose weights are here lacks a page or a slot: it may take what it needs."""
-        here = [s for s in living if s.lane.digest not in self.books.absent]
-        if not here:
-            return False
-        first = min(here, key=lambda s: s.age)
-        slots = self.books.memory.slots
-        if not first.lane.is_base and slots.ready(first.lane.digest) is None:
-            return True
-        room = len(first.page_ids) * self.books.limits.page_size
-        return first.state is not SequenceState.RUNNING or first.num_planned + 1 >= room - 1
+    def _check_order(
+        self, victim: Sequence, asking: Asking, living: list[Sequence], own: bool
+    ) -> None:
+        """Paused ones first, newest first; then who had most, newest first among equals."""
+        before = [
+            s
+            for s in living
+            if s.page_ids
+            and s not in (victim, asking.sequence, min(living, key=_age))
+            and (own or (s.num_planned > s.furthest and not self._begins(s)))
+        ]
+        paused = [s for s in before if s.state is SequenceState.SUSPENDED]
+        if victim.state is SequenceState.SUSPENDED:
+            assert all(s.age < victim.age for s in paused), "a newer paused sequence kept its pages"
+            return
+        assert not paused, "a running sequence lost its pages before a paused one"
+        assert asking.claim is not Claim.MODEST
+        if asking.claim is Claim.RUNNING and not own:
+            assert asking.sequence is not None
+            assert victim.age > asking.sequence.age, "an older sequence lost its pages"
+            before = [s for s in before if s.age > asking.sequence.age]
+        served = (*victim.flow.level, victim.age)
+        running = [s for s in before if s.state is SequenceState.RUNNING]
+        assert all((*s.flow.level, s.age) <= served for s in running), "somebody has had more"
+
+    def _begins(self, sequence: Sequence) -> bool:
+        turn = self.books.turns.get(sequence.lane.digest)
+        begins = turn is not None and turn.first_step == self.books.next_step
+        return begins and turn is not None and turn.flow is sequence.flow
+
+
+def _age(sequence: Sequence) -> Age:
+    return sequence.age
 
 
 class ChargeWatch:
