@@ -134,6 +134,8 @@ class ChargeWatch:
         self.limits = limits
         #: by flow, charged − computed
         self._balance: defaultdict[FlowKey, float] = defaultdict(float)
+        #: by flow, priced, what was computed for the first time
+        self.total: defaultdict[FlowKey, float] = defaultdict(float)
         #: positions that were computed again, and that were found
         self.num_again = 0
         self.num_found = 0
@@ -172,6 +174,7 @@ class ChargeWatch:
             limits = self.limits
             price = num_prompt * limits.prefill_price + num_decoded * limits.decode_price
             self._balance[request.flow] -= price
+            self.total[request.flow] += price
             self._reached[key] = max(reached, end)
 
     def check(self) -> None:
