@@ -137,8 +137,10 @@ class Turns:
     def _settle(self, turn: Turn) -> None:
         """What it did not use is lost; what it overdrew is owed, what it gave up is paid."""
         excess = max(turn.service, turn.allowance) - turn.free - turn.quantum
+        # a light flow's quantum may be less than a step's service, its debt is not
+        most = 2.0 * max(turn.quantum, self._quantum)
         for share in (turn.flow.share, turn.flow.account):
-            share.debt = min(max(share.debt + excess, 0.0), 2.0 * turn.quantum)
+            share.debt = min(max(share.debt + excess, 0.0), most)
 
     def check_integrity(self) -> None:
         assert self.num_free_places >= 0, "more turns than places"

@@ -27,7 +27,7 @@ def service_of(request: Request, limits: EngineLimits) -> float:
 
 class GapWatch:
     """Of two tenants of a class, or two flows of a tenant, that demand throughout, neither leads
-    by more than when that began, or by more than its own constant
+    by more than when that began and its own constant
 
         U = (S·R + (P + 1)·(2·Q + 2·B) + 2·Q) / weight
 
@@ -94,7 +94,7 @@ class GapWatch:
     def _check(self, share: Share, other: Share, flows: list[Flow], places: int) -> None:
         lead = share.counter - other.counter
         window = self._windows.setdefault((share, other), Window(max(lead, 0.0)))
-        limit = max(window.lead_at_first, self.constant(share, flows, places))
+        limit = window.lead_at_first + self.constant(share, flows, places)
         self.num_looks += 1
         self.closest = max(self.closest, lead / limit)
         assert lead <= limit, f"{share.key} leads {other.key} by {lead}, at most {limit}"

@@ -271,6 +271,8 @@ class World:
         num_free = books.turns.num_free_places - len(ended)
         asked = [f for f in waiting if f.lane in open_turns or f.lane.digest in ended]
         excused = full or any(self._is_short(flow) for flow in asked)
+        # the ring's first yields its seats to who is behind it, and nobody overtakes it
+        yields = excused and any(self._was_behind(b, flow) for b in asked for flow in books.ring)
         for flow in waiting:
             first = flow.first()
             assert first is not None
@@ -279,7 +281,6 @@ class World:
             if flow.lane in open_turns:
                 assert excused
             elif flow.lane.digest not in books.turns and flow.lane.digest not in ended:
-                yields = excused and any(self._was_behind(before, flow) for before in asked)
                 has_place = flow.lane.is_base or num_free > 0
                 assert yields or not has_place or not self._is_ready(flow.lane)
 
