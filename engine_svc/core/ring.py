@@ -89,6 +89,10 @@ class Ring:
         place = bisect_left(line, standing.since, key=_since)
         return self._among_classes(key, len(standing.flows) * len(line) + place)
 
+    def tenants(self, service_class: ServiceClass) -> list[tuple[Share, int]]:
+        """Accounts that stand here and the number of their flows, who comes next first."""
+        return [(one.account, len(one.flows)) for one in self._accounts[service_class]]
+
     def add(self, flow: Flow) -> None:
         assert flow.line < 0
         standings = self._by_tenant[flow.key.service_class]

@@ -12,9 +12,17 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.limits import turn_steps
 from engine_svc.core.loads import Loads
 from engine_svc.core.sequence import LiveRequest
+from engine_svc.core.shares import Share
 from engine_svc.core.slots import SlotState
 from engine_svc.core.waits import Cause
-from engine_svc.types import FlowKey, FlowSnapshot, ResidentAdapter, TurnSnapshot
+from engine_svc.types import (
+    FlowKey,
+    FlowSnapshot,
+    ResidentAdapter,
+    ServiceClass,
+    TenantSnapshot,
+    TurnSnapshot,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,7 @@ class CoreCounts:
     preemptions: int
     draining: bool
     turns: tuple[TurnSnapshot, ...] = ()
+    tenants: tuple[TenantSnapshot, ...] = ()
     #: smoothed seconds of a step
     step_s: float = 0.0
 
@@ -62,6 +71,7 @@ def take_counts(books: Books, loads: Loads, now: float, draining: bool) -> CoreC
         preemptions=books.num_preempted,
         draining=draining,
         turns=_turns(books),
+        tenants=tenant_snapshots(books),
         step_s=books.rates.step_s,
     )
 
@@ -95,6 +105,42 @@ def flow_snapshot(books: Books, flow: Flow, oldest: LiveRequest | None, now: flo
         tenant_weight=flow.account.weight,
         adapter_weight=flow.share.weight,
         service_lag=flow.account.virtual - flow.share.counter,
+        debt=flow.share.debt,
+    )
+
+
+def tenant_snapshots(books: Books) -> tuple[TenantSnapshot, ...]:
+    """Tenants with live flows: the ring's of each class in its order, then the others by name."""
+    num_flows: dict[tuple[ServiceClass, str], int] = {}
+    accounts: dict[tuple[ServiceClass, str], Share] = {}
+    for lane in books.lanes.values():
+        for key, flow in lane.flows.items():
+            one = (key.service_class, key.tenant)
+            accounts[one] = flow.account
+            num_flows[one] = num_flows.get(one, 0) + 1
+    places: dict[Share, tuple[int, int]] = {}
+    for service_class in ServiceClass:
+        for place, (account, count) in enumerate(books.ring.tenants(service_class), start=1):
+            places[account] = (place, count)
+    rows = []
+    for (service_class, tenant), account in accounts.items():
+        place, count = places.get(account, (0, 0))
+        assert account.parent is not None
+        rows.append(
+            TenantSnapshot(
+                service_class,
+                tenant,
+                ring_position=place,
+                ring_flows=count,
+                flows=num_flows[service_class, tenant],
+                weight=account.weight,
+                virtual_counter=account.counter,
+                service_lag=account.parent.virtual - account.counter,
+                debt=account.debt,
+            )
+        )
+    return tuple(
+        sorted(rows, key=lambda r: (r.service_class, r.ring_position or len(rows) + 1, r.tenant))
     )
 
 
