@@ -42,15 +42,20 @@ def close_turns(books: Books, now: float) -> None:
             due.append(turn)
     for turn in over:
         books.end_turn(turn, now)
+    _close(books, due, num_lacking, num_closing, now)
+
+
+def _close(books: Books, due: list[Turn], num_lacking: int, num_closing: int, now: float) -> None:
+    """As many of the turns that are due as somebody waits for."""
     for turn in due:
-        wanted = len(books.ring) if scarce else num_lacking * (not turn.lane.is_base)
+        wanted = len(books.ring) if books.scarce else num_lacking * (not turn.lane.is_base)
         if num_closing >= wanted:
             continue
         if may_overstay(books, turn):
             turn.spend_freely()
         else:
             num_closing += 1
-            turn.closing_since = step
+            turn.closing_since = books.next_step
             if not turn.lane.has_work:
                 books.end_turn(turn, now)
 

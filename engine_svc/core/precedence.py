@@ -22,21 +22,20 @@ def may_overstay(books: Books, turn: Turn) -> bool:
 
 
 def must_yield_seats(books: Books, flow: Flow) -> bool:
-    """The seats that are free go to those behind it who wait in open turns, until it has waited
-    for half a turn."""
-    if books.next_step - flow.queued_step >= books.limits.turn_max_steps // 2:
+    """The seats that are free go to turns that are not due and have none, and to those behind the
+    flow who wait in open turns, until it has waited for half a turn."""
+    waited = books.next_step - flow.queued_step
+    if not books.free_seats or waited >= books.limits.turn_max_steps // 2:
         return False
     wanted = 0
     for turn in books.turns.values():
         lane = turn.lane
         if turn.closing_since is not None or not lane.num_deferred:
             continue
-        behind = sum(
-            other.num_deferred
-            for other in lane.flows.values()
-            if other.num_deferred and not _starts_later(books, other) and is_behind(other, flow)
-        )
-        wanted += behind
+        waiting = [f for f in lane.flows.values() if f.num_deferred and not _starts_later(books, f)]
+        behind = sum(other.num_deferred for other in waiting if is_behind(other, flow))
+        goes_on = not lane.running and turn.service < turn.allowance
+        wanted += behind or (goes_on and bool(waiting))
     return wanted >= len(books.free_seats)
 
 

@@ -34,18 +34,18 @@ def _listen() -> None:
     make_room, make_room_for_load = pressure.make_room, pressure.make_room_for_load
 
     def for_sequence(
-        books: Books, count: int, sequence: Sequence, claim: Claim, now: float, kept: int = 0
+        books: Books, count: int, sequence: Sequence, claim: Claim, *rest: object
     ) -> bool:
         _asking.append(Asking(sequence, sequence.lane, claim))
         try:
-            return make_room(books, count, sequence, claim, now, kept)
+            return make_room(books, count, sequence, claim, *rest)  # type: ignore[arg-type]
         finally:
             _asking.pop()
 
-    def for_load(books: Books, lane: Lane, count: int, ahead: set[str], now: float) -> bool:
+    def for_load(books: Books, lane: Lane, *rest: object) -> bool:
         _asking.append(Asking(None, lane, Claim.TURN))
         try:
-            return make_room_for_load(books, lane, count, ahead, now)
+            return make_room_for_load(books, lane, *rest)  # type: ignore[arg-type]
         finally:
             _asking.pop()
 
