@@ -35,8 +35,13 @@ def must_yield_seats(books: Books, flow: Flow) -> bool:
         waiting = [f for f in lane.flows.values() if f.num_deferred and not _starts_later(books, f)]
         behind = sum(other.num_deferred for other in waiting if is_behind(other, flow))
         goes_on = not lane.running and turn.service < turn.allowance
-        wanted += behind or (goes_on and bool(waiting))
+        wanted += behind or (goes_on and any(_fits(books, other) for other in waiting))
     return wanted >= len(books.free_seats)
+
+
+def _fits(books: Books, flow: Flow) -> bool:
+    first = flow.first()
+    return first is not None and first.num_seats_needed <= len(books.free_seats)
 
 
 def _starts_later(books: Books, flow: Flow) -> bool:

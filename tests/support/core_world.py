@@ -271,8 +271,11 @@ class World:
         num_free = books.turns.num_free_places - len(ended)
         asked = [f for f in waiting if f.lane in open_turns or f.lane.digest in ended]
         excused = full or any(self._is_short(flow) for flow in asked)
-        # the ring's first yields its seats to who is behind it, and nobody overtakes it
-        yields = excused and any(self._was_behind(b, flow) for b in asked for flow in books.ring)
+        # the ring's first yields its seats to turns that have none, and to who is behind it; nobody
+        # overtakes it
+        seatless = any(not flow.lane.running for flow in asked)
+        behind = any(self._was_behind(b, flow) for b in asked for flow in books.ring)
+        yields = excused and (seatless or behind)
         for flow in waiting:
             first = flow.first()
             assert first is not None
