@@ -143,7 +143,8 @@ def sweep(bench: Bench, seconds: float, results: Path) -> int:
                     trial.measure((best[0], delta))
                 for candidate in early_changes(shape, tile_rows):
                     trial.measure(candidate)
-                trial.report(now)
+                if trial.found:
+                    trial.report(now)
                 wrong += trial.wrong
     print(f"{wrong} wrong results, {time.monotonic() - started:.0f} s", flush=True)
     return 1 if wrong else 0
@@ -182,7 +183,10 @@ class Trial:
     def measure(self, candidate: Candidate) -> float:
         choose(self.layers, candidate)
         error = self.layers.worst_error()
-        self.wrong += not error < ERROR_LIMIT
+        if not error < ERROR_LIMIT:
+            print(f"WRONG, error {error:.2e}: {self.which} {describe(candidate)}", flush=True)
+            self.wrong += 1
+            return float("inf")
         value = median(self.bench.in_layer(self.layers, self.repeats)[0])
         self.row("in-layer", value, candidate, error)
         self.found.append((value, candidate))
