@@ -65,7 +65,7 @@ class BenchStack:
     """A registry with a fleet of adapters, and engines that come and go."""
 
     def __init__(self, folder: Path, serving: Serving) -> None:
-        self._folder, self._serving = folder, serving
+        self.folder, self._serving = folder, serving
         self.model = write_model_folder(folder / "model", serving.config)
         self.stack = Stack(folder / "stack", quiet=True)
         self.names = adapter_names(serving.adapters)
@@ -111,8 +111,31 @@ class BenchStack:
     def _files(self) -> FleetFiles:
         serving = self._serving
         spec = parse_config(dict(serving.config))
-        folder = self._folder / "weights"
+        folder = self.folder / "weights"
         return FleetFiles(folder, BASE_NAME, spec, serving.rank, serving.num_weights)
+
+
+def starts_s(folder: Path, serving: Serving, count: int) -> list[float]:
+    """Seconds from an engine's start to SERVING, one start after the other, with random shards that
+    lie in the page cache. The first one hashes them, compiles kernels and captures graphs."""
+    # brings torch, which no other part of this program needs
+    from benchmarks.step_shards import write_checkpoint
+
+    model = write_checkpoint(folder / "checkpoint", serving.config)
+    found = []
+    with Stack(folder / "starts", quiet=True) as stack:
+        stack.start_registry(*LOOPBACK)
+        stack.registryctl("base-model", "add", BASE_NAME, "--from", str(model))
+        for _ in range(count):
+            began = time.monotonic()
+            engine = stack.start_engine(
+                "--model", str(model), *serving.engine_args(), "--load-format", "auto"
+            )
+            engine.address()
+            found.append(time.monotonic() - began)
+            engine.terminate()
+            engine.wait()
+    return found
 
 
 def in_process(

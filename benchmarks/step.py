@@ -74,7 +74,9 @@ def _many_places(
     recorder: Recorder, scratch: Path, options: argparse.Namespace, size: Size, rounds: int
 ) -> tuple[list[str], list[float]]:
     """All parts on one engine with all adapters. Returns: failures, TPOT for `places`."""
-    bench = open_bench(scratch, options, size, size.max_loras[1], size.ranks)
+    bench = open_bench(
+        scratch, options, size, size.max_loras[1], size.ranks, size.max_num_seqs, options.arena_gib
+    )
     recorder.add("model to a ready runner", [bench.load_s], "s", better="lower")
     rate = bench.copy_bytes_per_s / 1e9
     recorder.add("adapters, host to slots", [rate], "GB/s", better="higher")
@@ -104,7 +106,10 @@ def _few_places(
     recorder: Recorder, scratch: Path, options: argparse.Namespace, size: Size, rounds: int
 ) -> tuple[list[str], list[float]]:
     one = {RANK_16: size.ranks[RANK_16][:1]}
-    bench = open_bench(scratch, options, size, size.max_loras[0], one)
+    # a small arena: the memory of the first engine may not be back yet
+    bench = open_bench(
+        scratch, options, size, size.max_loras[0], one, size.places.batch, options.arena_gib / 3
+    )
     recorder.add("model to a ready runner, again", [bench.load_s], "s", better="lower")
     few = measure_places(bench, rounds)
     bench.close()

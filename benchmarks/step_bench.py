@@ -58,8 +58,11 @@ def open_bench(
     size: Size,
     max_loras: int,
     ranks: Mapping[str, tuple[int, ...]],
+    num_seqs: int,
+    arena_gib: float,
 ) -> Bench:
-    """Load the model with dummy weights, fill slots with adapters of `ranks`, compute prompts."""
+    """Load the model with dummy weights, fill slots with adapters of `ranks`, compute prompts of
+    `num_seqs` sequences."""
     model_dir = write_model_folder(scratch / "model", SHAPES[options.shape], tokenizer=False)
     memory = MemoryFile()
     began = time.perf_counter()
@@ -68,7 +71,7 @@ def open_bench(
         ModelOptions(
             host_region_path=str(memory.path),
             device=options.device,
-            arena_bytes=int(options.arena_gib * 2**30),
+            arena_bytes=int(arena_gib * 2**30),
             max_slots=max_loras * SLOTS_A_PLACE,
             max_num_seqs=size.max_num_seqs,
             max_num_batched_tokens=size.batched_tokens,
@@ -80,7 +83,7 @@ def open_bench(
     load_s = time.perf_counter() - began
     region = AdapterRegion(memory.path, model.base, model.layout)
     adapters = {name: region.write(of) for name, of in ranks.items()}
-    driver = StepDriver(model, size.max_num_seqs, size.prompt, size.output)
+    driver = StepDriver(model, num_seqs, size.prompt, size.output)
     # the first load maps the region
     slots = {name: driver.load(ones[:1]) for name, ones in adapters.items()}
     began = time.perf_counter()
@@ -89,7 +92,7 @@ def open_bench(
     copied = sum(one.used_bytes for ones in adapters.values() for one in ones[1:])
     copy_bytes_per_s = copied / (time.perf_counter() - began)
     if options.prefill:
-        driver.prefill([-1] * size.max_num_seqs, size.batched_tokens)
+        driver.prefill([-1] * num_seqs, size.batched_tokens)
     else:
         driver.fill_prompts()
     floor = StepFloor.measure(model)

@@ -125,12 +125,15 @@ class StepDriver:
             SeatOpening(seat, self._sampling, 0, self._token_ids, (FIRST_TOKEN,))
             for seat in range(len(slots))
         )
-        plans = []
+        plans, pages = [], self._pages
         for number in range(steps):
             position = self._prompt + number
-            used = position // self._model.page_size + 1
+            if position % self._model.page_size == 0 or not number:
+                # the same tuples until a page is full, as the core's plans have them
+                used = position // self._model.page_size + 1
+                pages = [pages[:used] for pages in self._pages[: len(slots)]]
             chunks = [
-                Chunk(seat, slot, position, 1, (), self._pages[seat][:used], (seat,))
+                Chunk(seat, slot, position, 1, (), pages[seat], (seat,))
                 for seat, slot in enumerate(slots)
             ]
             plans.append(self._plan(chunks, openings if number == 0 else ()))

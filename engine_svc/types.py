@@ -206,8 +206,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One seat's token. −1: the row's logits were not finite, and the sequence must fail."""
 
     seat: int
@@ -249,8 +248,7 @@ class Admitted:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(NamedTuple):
     """New tokens of one choice. A stopping token is one of them, and named by stop_token_id."""
 
     request_id: str

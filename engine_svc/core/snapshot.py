@@ -13,6 +13,7 @@ from engine_svc.core.limits import turn_steps
 from engine_svc.core.loads import Loads
 from engine_svc.core.sequence import LiveRequest
 from engine_svc.core.slots import SlotState
+from engine_svc.core.waits import Cause
 from engine_svc.types import FlowKey, FlowSnapshot, ResidentAdapter, TurnSnapshot
 
 
@@ -89,7 +90,7 @@ def flow_snapshot(books: Books, flow: Flow, oldest: LiveRequest | None, now: flo
         ring_position=_position(books, flow),
         waited_s=0.0 if oldest is None else now - oldest.request.received_s,
         virtual_counter=flow.share.counter,
-        wait_bound_s=wait_bound_steps(books, flow) * books.rates.step_s,
+        wait_bound_s=wait_bound_s(books, flow),
         waits_for=lane.clock.cause.name.lower() if flow.num_deferred else "",
         tenant_weight=flow.account.weight,
         adapter_weight=flow.share.weight,
@@ -117,13 +118,24 @@ def _position(books: Books, flow: Flow) -> int:
     return -1 if flow.lane.is_absent else 0
 
 
-def wait_bound_steps(books: Books, flow: Flow) -> int:
-    """⌈N·k/M⌉·T: the most steps until a flow that stands in the ring is planned; 0: it does not."""
-    if flow.line != RING:
-        return 0
-    limits = books.limits
-    rounds = books.ring.num_before(flow) // limits.max_loras + 1
-    return rounds * turn_steps(limits)
+def wait_bound_s(books: Books, flow: Flow) -> float:
+    """The most seconds until a flow that stands in the ring is planned, at the measured length of a
+    step; 0: it does not, or no bound holds now.
+
+    ⌈N·k/M⌉ rounds with N·k the grants before its own and M the places that have seats; one more if
+    its bytes are not in a slot, since a place may go by while they are copied. A round is T steps
+    and the longest copy. While the ring's head lacks pages there is no bound: the oldest sequence
+    keeps its own for as long as it runs.
+    """
+    lacks_pages = books.lacking is Cause.PAGES or books.memory.kept_pages > 0
+    if flow.line != RING or lacks_pages or any(turn.is_rescue for turn in books.turns.values()):
+        return 0.0
+    limits, rates, digest = books.limits, books.rates, flow.lane.digest
+    places = max(1, min(limits.max_loras, limits.max_num_seqs // books.widest))
+    rounds = books.ring.num_before(flow) // places + 1
+    if not flow.lane.is_base and books.memory.slots.ready(digest) is None:
+        rounds += 1
+    return rounds * (turn_steps(limits) * rates.step_s + rates.longest_copy_s)
 
 
 def _residents(books: Books) -> tuple[ResidentAdapter, ...]:

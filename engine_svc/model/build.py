@@ -12,7 +12,7 @@ from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smalle
 from engine_svc.model.arena import Arena
 from engine_svc.model.completion import Completion
 from engine_svc.model.forward_plan import ForwardPlanner
-from engine_svc.model.gpu.build import GpuLimits, GpuWorkspace, build_gpu_runner
+from engine_svc.model.gpu.build import GpuLimits, GpuWorkspace, build_gpu_runner, check_supported
 from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.model.llama import Llama
 from engine_svc.model.lora import KernelLora, StepLora
@@ -47,6 +47,8 @@ class ModelOptions:
     context_tokens: int = 0
     #: on a GPU: launch every step instead of replaying captured graphs
     enforce_eager: bool = False
+    #: on a GPU: elementwise and attention kernels begin before the launch ahead of them has ended
+    dependent_launches: bool = True
     #: take the GPU's way through a step on a CPU too: slow, for tests
     static_buffers: bool = False
     #: "auto": the folder's checkpoint; "dummy": random numbers, for benchmarks
@@ -85,9 +87,11 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
         _use_all_cores()
     context_tokens = _within("context_tokens", options.context_tokens, base.context_tokens)
     page_size = _page_size(options.page_size, base, dtype_name)
+    static = options.static_buffers or device.type == "cuda"
+    if static:
+        check_supported(base, page_size)
     layout = adapter_layout(base, page_size, dtype_name)
     weights = load_weights(model_dir, base, dtype, device, options.load_format)
-    static = options.static_buffers or device.type == "cuda"
     workspace = (
         GpuWorkspace(base, layout, weights, _gpu_limits(options, context_tokens), dtype, device)
         if static
@@ -109,6 +113,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
         runner = build_gpu_runner(
             base, weights, arena, layout, rows, slot_writer, workspace,
             warm_up=on_gpu, capture=on_gpu and not options.enforce_eager,
+            overlap=options.dependent_launches,
         )  # fmt: skip
     return LoadedModel(
         runner=runner,

@@ -117,6 +117,8 @@ class ArenaSlotWriter:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
+        if self._loads is not None:
+            self._loads.unlock()
 
     def _work(self) -> None:
         while (load := self._jobs.get()) is not None:

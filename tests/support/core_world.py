@@ -249,7 +249,7 @@ class World:
         for flow in waiting:
             first = flow.first()
             assert first is not None
-            if first.in_flight or self._is_short(flow):
+            if books.in_flight(first) or self._is_short(flow):
                 continue
             if flow.lane in open_turns:
                 assert excused

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from engine_svc.types import RequestExplanation
 from tests.support.core_world import Heard, World, adapter, limits
 
@@ -78,3 +80,39 @@ def test_the_picture_shows_turns_causes_and_weights() -> None:
     assert flows["a"].virtual_counter > 0
     assert flows["b"].service_lag > flows["a"].service_lag
     assert shown.step_s > 0
+
+
+def test_the_bound_counts_the_places_that_have_seats_and_the_longest_copy() -> None:
+    bounds: dict[tuple[int, int], float] = {}
+    for copy_steps, choices in ((0, 1), (6, 1), (0, 2)):
+        at = World(limits(max_loras=2, num_slots=4, max_num_seqs=3, turn_max_steps=64,
+                          num_pages=400, quantum=1000))  # fmt: skip
+        at.writer.delay = lambda steps=copy_steps: steps
+        for ref in (A, B):
+            at.submit(3, ref, max_tokens=40)
+        for _ in range(2 * copy_steps + 4):
+            at.step()
+        at.submit(3, C)
+        last = at.submit(3, adapter("d"), n=choices)
+        for _ in range(2 * copy_steps + 4):
+            at.step()
+        bounds[copy_steps, choices] = explained(at, last).flow.wait_bound_s
+    assert 0 < bounds[0, 1] < bounds[6, 1]
+    # a request of two choices leaves seats for one place of the two
+    assert bounds[0, 2] == pytest.approx(2 * bounds[0, 1])
+
+
+def test_no_bound_is_shown_while_the_rings_head_lacks_pages() -> None:
+    at = World(limits(max_loras=1, num_pages=12, prefix_cache=False), adapter_pages=4)
+    at.submit(10, A, max_tokens=20)
+    for _ in range(4):
+        at.step()
+    late = at.submit(10, B, max_tokens=4)
+    lacked = 0
+    while late.planned_s is None:
+        at.step()
+        if at.core._books.memory.kept_pages:
+            assert explained(at, late).waits_for == "bytes"
+            assert explained(at, late).flow.wait_bound_s == 0
+            lacked += 1
+    assert lacked > 0

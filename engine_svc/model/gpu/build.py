@@ -28,13 +28,16 @@ from engine_svc.model.site_table import SiteTableRows
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.model.weights import ModelWeights
+from kernels.attention_reference import MAX_GROUP
 from kernels.decode_attention import decode_scratch
 from kernels.prefill_attention import tile_rows
 from loraplex.base_model import BaseModelSpec
+from loraplex.status import BaseModelUnsupported, FieldInvalid
 
 #: steps that may be in flight: one runs, one is enqueued
 MAX_RUN_AHEAD = 1
 _RING_DEPTH = MAX_RUN_AHEAD + 2
+MIN_PAGE_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,21 @@ class GpuLimits:
     max_num_seqs: int
     num_slots: int
     context_tokens: int
+
+
+def check_supported(base: BaseModelSpec, page_size: int) -> None:
+    """Raises: FieldInvalid, BaseModelUnsupported: what the attention kernels do not take."""
+    if page_size < MIN_PAGE_SIZE or page_size & (page_size - 1):
+        raise FieldInvalid(
+            "page_size", page_size, f"a power of two from {MIN_PAGE_SIZE} on a GPU",
+            reason="CONFIG_INVALID",
+        )  # fmt: skip
+    group = base.num_heads // base.num_kv_heads
+    if group > MAX_GROUP:
+        raise BaseModelUnsupported(
+            "num_attention_heads", str(base.num_heads),
+            f"at most {MAX_GROUP * base.num_kv_heads} on a GPU: {MAX_GROUP} a key-value head",
+        )  # fmt: skip
 
 
 class GpuWorkspace:
@@ -84,8 +102,10 @@ def build_gpu_runner(
     *,
     warm_up: bool,
     capture: bool,
+    overlap: bool,
 ) -> GpuRunner:
-    """Args: warm_up, run every kind of step once; capture, make graphs of them (a GPU only)."""
+    """Args: warm_up, run every kind of step once; capture, make graphs of them (a GPU only);
+    overlap, see launches.py."""
     limits, device = workspace.limits, workspace.device
     max_pages = min(-(-limits.context_tokens // arena.page_size), arena.num_pages)
     page_table = PageTable(limits.max_num_seqs, max_pages, device)
@@ -93,7 +113,7 @@ def build_gpu_runner(
     trunk = Trunk(
         base, weights, arena, deltas, workspace.buffers,
         page_table.device_table, workspace.sampler.last_token, workspace.scratch,
-        limits.context_tokens,
+        limits.context_tokens, overlap=overlap,
     )  # fmt: skip
     prefill_rows = tile_rows(base.num_heads, base.num_kv_heads)
     shapes = StepLimits(limits.max_rows, limits.max_num_seqs, limits.num_slots, prefill_rows)
@@ -115,8 +135,7 @@ def build_gpu_runner(
         Timeline(device, MAX_RUN_AHEAD + 1),
         guard,
         num_bytes=sum(
-            part.num_bytes
-            for part in (workspace.buffers, workspace.sampler, deltas, stepper, head)
+            part.num_bytes for part in (workspace.buffers, workspace.sampler, deltas, stepper, head)
         ),
     )
     if warm_up:

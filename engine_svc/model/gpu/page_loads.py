@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,9 +34,15 @@ class PageLoads:
         #: blocking: the thread sleeps, the core's loop keeps its processor
         self._done = new_event(blocking=True)
         self._locked = False
+        self._unlock: Callable[[], object] = lambda: None
         shape = (_BOUNCE_PAGES, arena.page_bytes)
         self._bounce = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
         self._sent = [new_event(blocking=True) for _ in range(_BOUNCE_PAGES)]
+
+    def unlock(self) -> None:
+        """The region is not read any more."""
+        self._locked = False
+        self._unlock()
 
     def reserve(self, num_bytes: int) -> None:
         """Have torch keep so much device memory for work on this stream."""
@@ -60,7 +67,12 @@ class PageLoads:
         thread.start()
         thread.join()
         self._locked = found == [0]
-        if not self._locked:
+        if self._locked:
+            # before the mapping goes: addresses that CUDA takes for locked must not be used anew
+            unlock = weakref.finalize(self, _unregister, address, region)
+            unlock.atexit = False
+            self._unlock = unlock
+        else:
             log.warning(
                 "host_region.not_page_locked",
                 extra={"num_bytes": len(region), "cuda_error": found[0] if found else -1},
@@ -88,6 +100,11 @@ class PageLoads:
         """Wait for everything on the side stream."""
         self._done.record(self._stream)
         self._done.synchronize()
+
+
+def _unregister(address: int, region: mmap.mmap) -> None:
+    """`region` is mapped until this has run."""
+    _runtime().cudaHostUnregister(address)
 
 
 def _runs(page_ids: Sequence[int]) -> list[tuple[int, int, int]]:

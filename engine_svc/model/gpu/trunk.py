@@ -16,18 +16,16 @@ import torch
 from engine_svc.model.arena import Arena
 from engine_svc.model.gpu.branch import Branch
 from engine_svc.model.gpu.buffers import Buffers, TrunkBuffers
+from engine_svc.model.gpu.launches import trunk_launches
 from engine_svc.model.gpu.site_deltas import SiteDeltas, StepAdapters
 from engine_svc.model.linear import Linear
 from engine_svc.model.rotary import rope_tables
 from engine_svc.model.weights import ModelWeights
-from kernels.add_rms_norm import add_rms_norm
 from kernels.decode_attention import DecodeScratch, decode_attention
 from kernels.embed_rows import embed_rows
 from kernels.lora_tables import LoraDelta
 from kernels.prefill_attention import prefill_attention
-from kernels.rope_store import rope_store
 from kernels.scatter_pages import scatter_pages
-from kernels.silu_mul_delta import silu_mul_delta
 from loraplex.base_model import BaseModelSpec
 
 #: positions of a layer's fused linears in engine_svc.layout.SITES
@@ -86,13 +84,16 @@ class Trunk:
         last_token: torch.Tensor,
         scratch: DecodeScratch,
         context_tokens: int,
+        *,
+        overlap: bool,
     ) -> None:
-        """Args: page_table [seats, max_pages] int32; last_token [seats]."""
+        """Args: page_table [seats, max_pages] int32; last_token [seats]; overlap: launches.py."""
         self._base, self._weights, self._pages = base, weights, arena.kv
         self._deltas, self._buffers = deltas, buffers
         self._page_table, self._last_token, self._scratch = page_table, last_token, scratch
         device = arena.bytes.device
         self._branch = Branch(device)
+        self._launch = trunk_launches(arena.bytes, overlap=overlap)
         # [positions, 1, R/2]
         self._cos, self._sin = rope_tables(base, context_tokens, arena.numbers.dtype, device)
         self._sites = [tuple(map(Projection, layer.sites)) for layer in weights.layers]
@@ -111,17 +112,19 @@ class Trunk:
         )  # fmt: skip
         if amend is not None:
             amend(b.projected)
-        add_rms_norm(b.projected, b.residual, weights.layers[0].input_norm, eps, b.x, None)
+        self._launch.add_rms_norm(
+            b.projected, b.residual, weights.layers[0].input_norm, eps, b.x, None
+        )
         for index, layer in enumerate(weights.layers):
             self._attention(index, step, b)
             delta = self._project(index, O, b.attended, b.projected, step, b)
-            add_rms_norm(b.projected, b.residual, layer.post_norm, eps, b.x, delta)
+            self._launch.add_rms_norm(b.projected, b.residual, layer.post_norm, eps, b.x, delta)
             delta = self._project(index, GATE_UP, b.x, b.gate_up, step, b)
-            silu_mul_delta(b.gate_up, b.inner, delta)
+            self._launch.silu_mul_delta(b.gate_up, b.inner, delta)
             delta = self._project(index, DOWN, b.inner, b.projected, step, b)
             last = index + 1 == len(weights.layers)
             norm = weights.final_norm if last else weights.layers[index + 1].input_norm
-            add_rms_norm(b.projected, b.residual, norm, eps, b.x, delta)
+            self._launch.add_rms_norm(b.projected, b.residual, norm, eps, b.x, delta)
         return b.x
 
     def hidden(self, num_rows: int) -> torch.Tensor:
@@ -131,12 +134,14 @@ class Trunk:
     def _attention(self, index: int, step: TrunkStep, b: Buffers) -> None:
         base, layer = self._base, self._weights.layers[index]
         delta = self._project(index, QKV, b.x, b.qkv, step, b)
-        rope_store(
+        self._launch.rope_store(
             b.qkv, step.positions, step.row_seat, self._page_table, self._pages, index,
             self._cos, self._sin, b.q, layer.q_norm, layer.k_norm, base.rms_norm_eps,
             index not in base.layers_without_rope, delta,
         )  # fmt: skip
-        decode_attention(
+        # a dependent launch without any decode would end before the keys are written
+        attend = self._launch.decode_attention if step.prefill_tiles is None else decode_attention
+        attend(
             b.q, self._pages, self._page_table, step.decode_rows, step.row_seat, step.positions,
             index, base.num_kv_heads, base.sliding_window, b.attended, self._scratch,
         )  # fmt: skip
