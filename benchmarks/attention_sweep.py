@@ -188,10 +188,8 @@ def _prefill(
 
 
 #: kernels × splits that `near` tries, at this min_chunk
-NEAR_KERNELS = (
-    (32, 2, 4), (64, 2, 2), (32, 2, 6), (64, 2, 3), (32, 1, 4), (16, 2, 6), (64, 4, 2),
-)  # fmt: skip
-NEAR_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+NEAR_KERNELS = ((32, 2, 4), (64, 2, 2), (32, 2, 6), (64, 2, 3), (64, 4, 2))
+NEAR_SPLITS = (1, 2, 4, 8, 16, 32)
 NEAR_CHUNK = 64
 
 
