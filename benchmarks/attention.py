@@ -56,6 +56,11 @@ PREFILLS = (
     prefill_case(4, 6144, 2048),
     prefill_case(64, 1000, 17),
 )
+#: the sizes of decode launches between them, and long contexts
+NEAR = (
+    *(decode_case(rows, 640) for rows in (1, 2, 4, 8, 16, 32, 64, 96)),
+    *(decode_case(rows, 16384) for rows in (1, 8)),
+)
 #: runs anywhere in a second: a dry run of this script
 TINY_SHAPE = Shape(6, 2, 64, 2)
 TINY = (decode_case(3, 40), ragged_case(4, 3, 60), prefill_case(2, 20, 9), prefill_case(1, 0, 30))
@@ -162,6 +167,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few replays; rows go elsewhere")
     parser.add_argument("--sweep", action="store_true", help="try tuning candidates, record none")
+    parser.add_argument("--near", action="store_true", help="try splits of a few decode kernels")
     parser.add_argument("--seconds", type=float, default=150.0, help="of --sweep, at most")
     parser.add_argument("--out", type=Path, help="file for every line of --sweep")
     options = parser.parse_args()
@@ -170,9 +176,13 @@ def main() -> int:
     if not on_gpu:
         print("no GPU: a dry run of the references on tiny shapes; rows go elsewhere")
     shape = SHAPE_8B if on_gpu else TINY_SHAPE
-    cases = (*DECODES, *PREFILLS) if on_gpu else TINY
+    cases: tuple[Case, ...] = (*DECODES, *PREFILLS) if on_gpu else TINY
+    if options.near:
+        cases = NEAR if on_gpu else TINY[:2]
     torch.manual_seed(0)
     pages = make_pages(shape, max(case.positions for case in cases), device)
+    if options.near:
+        return attention_sweep.near(cases, shape, pages)
     if options.sweep:
         return attention_sweep.sweep(cases, shape, pages, options.seconds, options.out)
     partial = options.quick or not on_gpu

@@ -185,3 +185,31 @@ def _prefill(
         batch.q, batch.pages, batch.page_table, tiles, number, layer, batch.shape.kv_heads, 0,
         batch.out, tuning=tuning,
     )  # fmt: skip
+
+
+#: kernels × splits that `near` tries, at this min_chunk
+NEAR_KERNELS = ((32, 2, 4), (64, 2, 2), (32, 2, 6), (64, 2, 3), (64, 4, 2))
+NEAR_SPLITS = (1, 2, 4, 8, 16, 32)
+NEAR_CHUNK = 64
+
+
+def near(cases: Sequence[Case], shape: Shape, pages: torch.Tensor) -> int:
+    """Every kernel with every number of parts, decode cases alone: one line each."""
+    for case in cases:
+        batch = make_batch(case, shape, pages)
+        print(f"{case.name}, parts at most: {', '.join(map(str, NEAR_SPLITS))}")
+        standing = decode_tuning(len(batch.runs), shape.kv_heads, shape.dim, 2)
+        for tuning in (
+            standing,
+            *(DecodeTuning(*kernel, 1, NEAR_CHUNK) for kernel in NEAR_KERNELS),
+        ):
+            tried = [tuning]
+            if tuning is not standing:
+                tried = [replace(tuning, splits=splits) for splits in NEAR_SPLITS]
+            lines = [line for one in tried for line in _try(batch, one)]
+            times = " ".join(f"{float(line['us']):7.2f}" for line in lines)
+            print(
+                f"    {tuning.block_n:3} {tuning.num_warps} {tuning.num_stages}  {times}",
+                flush=True,
+            )
+    return 0

@@ -27,13 +27,13 @@ from engine_svc.frontend.observer import Observers
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.layout import DTYPE_BYTES
 from engine_svc.messages import CoreHello
-from engine_svc.model.build import LoadedModel, ModelOptions, load_model
+from engine_svc.model.build import LoadedModel, ModelOptions, device_of, load_model
 from engine_svc.model.device_rates import DeviceRates, runtime_bytes
 from engine_svc.names import NameMap
 from engine_svc.picture import picture
 from engine_svc.processes.core_loop import CoreLoop
 from engine_svc.processes.links import FrontendLink, LocalPeer
-from engine_svc.settings import MIN_CHUNK, EngineSettings
+from engine_svc.settings import AUTO, MIN_CHUNK, EngineSettings
 from engine_svc.shares import quota_of
 from engine_svc.types import CoreSnapshot, EngineLimits
 from loraplex.adapter_format import MAX_SAVED_BYTES
@@ -43,6 +43,8 @@ from loraplex.tenants import DEFAULT_TENANT
 
 #: Adapters that stay in the arena without a place, so that a turn that comes back needs no copy.
 SLOTS_A_PLACE = 4
+#: max_loras "auto" on a CPU
+CPU_PLACES = 4
 
 
 class MonotonicClock:
@@ -59,8 +61,17 @@ class CoreParts:
     snapshot: Callable[[], CoreSnapshot]
 
 
+def num_places(settings: EngineSettings, device: str) -> int:
+    """max_loras in effect. Args: device, the one in use: cpu or cuda."""
+    if settings.max_loras != AUTO:
+        return settings.max_loras
+    places = CPU_PLACES if device == "cpu" else settings.max_num_seqs
+    return min(places, settings.max_cpu_loras or places)
+
+
 def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedModel:
     """The model of `settings`; slots are filled from `host_region`. Raises: LoraplexError."""
+    places = num_places(settings, device_of(settings.device).type)
     return load_model(
         find_base_folder(settings.model),
         ModelOptions(
@@ -70,7 +81,7 @@ def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedMode
             page_size=settings.page_size,
             arena_bytes=settings.arena_bytes,
             gpu_memory_utilization=settings.gpu_memory_utilization,
-            max_slots=settings.max_loras * SLOTS_A_PLACE,
+            max_slots=places * SLOTS_A_PLACE,
             max_lora_rank=settings.max_lora_rank,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -107,14 +118,15 @@ def build_core(
 
     Raises: FailedPrecondition: limits that no engine can keep.
     """
+    places = num_places(settings, model.device)
     limits = EngineLimits(
-        max_loras=settings.max_loras,
+        max_loras=places,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_pages=model.num_pages,
         page_size=model.page_size,
         page_bytes=model.layout.page_bytes,
-        num_slots=settings.max_loras * SLOTS_A_PLACE,
+        num_slots=places * SLOTS_A_PLACE,
         context_tokens=model.context_tokens,
         max_queued_requests=settings.max_queued_requests,
         max_queued_tokens=settings.max_queued_tokens,
@@ -149,7 +161,7 @@ def build_core(
     def snapshot() -> CoreSnapshot:
         return picture(
             core.snapshot(),
-            max_loras=settings.max_loras,
+            max_loras=places,
             weights_bytes=model.weights_bytes,
             workspace_bytes=model.workspace_bytes,
             runtime_bytes=in_runtime,

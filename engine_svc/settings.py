@@ -61,7 +61,11 @@ class EngineSettings:
     listen: str = _setting("127.0.0.1:50052", "host:port for gRPC; port 0: a free one")
     metrics_listen: str = _setting("127.0.0.1:9400", "host:port for /metrics; port 0: a free one")
     frontends: int = _setting(1, "frontend processes that share the port", low=1, high=64)
-    max_loras: int = _setting(4, "distinct adapters in one step", low=1, high=4096)
+    max_loras: int = _setting(
+        AUTO, "distinct adapters in one step; auto: max_num_seqs on a GPU, where unused places cost"
+        " nothing, but at most max_cpu_loras; 4 on a CPU",
+        low=1, high=4096, auto=True,
+    )  # fmt: skip
     max_lora_rank: int = _setting(256, "largest adapter rank; reserves nothing", low=1, high=256)
     max_num_seqs: int = _setting(64, "sequences in one step", low=1, high=4096)
     max_num_batched_tokens: int = _setting(512, "tokens in one step", low=17, high=1048576)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention_reference import attend
-from kernels.attention_tuning import max_splits
+from kernels.attention_tuning import most_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def decode_scratch(
     """Scratch for launches of up to `max_rows` decode rows."""
     parts = 0
     if device.type == "cuda":
-        parts = max(rows * max_splits(rows, num_kv_heads) for rows in range(1, max_rows + 1))
+        parts = most_parts(max_rows, num_kv_heads)
     return DecodeScratch(
         torch.empty(parts * num_heads * head_dim, dtype=torch.float32, device=device),
         torch.empty(parts * num_heads, dtype=torch.float32, device=device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -165,11 +166,11 @@ def prefill_attention_triton(
 ) -> torch.Tensor:
     """`kernels.prefill_attention.prefill_attention` in Triton: same arguments, same result to
     rounding. The grid depends on the capacity of `tiles` and the shapes only."""
-    _, num_heads, dim = q.shape
+    num_rows, num_heads, dim = q.shape
     if tiles.shape[0] == 0:
         return out
     check_shapes(q, pages, num_kv_heads, out)
-    tuning = tuning or prefill_tuning(dim, q.element_size())
+    tuning = tuning or prefill_tuning(num_rows, dim, q.element_size(), shared_bytes(q.device))
     _, layers, _, page_size, _, _ = pages.shape
     parts = triton.cdiv(TILE_QUERIES, tuning.queries)
     launch: Any = prefill_kernel[(num_kv_heads, parts, tiles.shape[0])]
@@ -215,3 +216,12 @@ def prefill_constants(
         "WINDOW": window,
         "PRECISION": "tf32x3" if item_bytes == 4 and not INTERPRETED else "ieee",
     }
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may take."""
+    if device.type != "cuda":
+        return 0
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["max_shared_mem"])

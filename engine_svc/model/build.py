@@ -80,7 +80,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
         FieldInvalid: an option outside its limit.
     """
     base = _read_base(model_dir)
-    device = _device(options.device)
+    device = device_of(options.device)
     dtype_name = _dtype_name(options.dtype, device)
     dtype: torch.dtype = getattr(torch, dtype_name)
     if device.type == "cpu":
@@ -174,7 +174,8 @@ def _read_base(model_dir: Path) -> BaseModelSpec:
     return parse_config_json(text)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """Args: name, auto, cpu or cuda. Raises: FieldInvalid."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.model.gpu import site_deltas, stepper
+from engine_svc.model.gpu import site_deltas, step_shapes, stepper
 from engine_svc.model.gpu.graphs import GraphKey
 from engine_svc.model.gpu.warm_up import WarmUp
 from engine_svc.types import NO_SLOT, LateInputs, SamplingParams, StepPlan
@@ -157,6 +157,39 @@ def test_replays_follow_adapters_prompts_and_pages_as_they_change(
     comparison.assert_few_close_calls()
 
 
+def test_a_step_with_more_prompts_than_a_captured_one_takes_is_launched(
+    run: DirectRunner, model: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = model
+    everyone = [
+        SeatedSequence(seat, NO_SLOT, [(7 * seat + i) % 130 for i in range(2 + seat)], GREEDY)
+        for seat in range(8)
+    ]
+    runner: Any = run.runner
+    graphs = runner._stepper._graphs
+    counts = [_replays(graphs)]
+    run.run([(one, len(one.prompt)) for one in everyone])
+    counts.append(_replays(graphs))
+    monkeypatch.setattr(step_shapes, "CAPTURED_PROMPTS", 0)
+    for one in everyone:
+        run.release(one)
+        one.outputs.clear()
+        one.samples.clear()
+        one.logits.clear()
+    run.run([(one, len(one.prompt)) for one in everyone])
+    counts.append(_replays(graphs))
+    if isinstance(graphs, FakeGraphs):
+        assert counts == [counts[0], counts[0] + 1, counts[0] + 1]
+    oracle, comparison = Oracle(folder), Comparison()
+    for one in everyone:
+        comparison.check(oracle, None, one, one.logits, WAY_TOLERANCE[run.loaded.device])
+    comparison.assert_few_close_calls()
+
+
+def _replays(graphs: object) -> int:
+    return len(graphs.replayed) if isinstance(graphs, FakeGraphs) else 0
+
+
 def test_steps_in_flight_read_the_tokens_of_the_step_before_on_the_device(
     run: DirectRunner,
 ) -> None:
@@ -191,28 +224,54 @@ def _take(run: DirectRunner, launched: tuple[StepPlan, list[SeatedSequence]]) ->
         by_seat[sample.seat].outputs.append(sample.token_id)
 
 
+#: sampled in every way that takes memory of its own
+WISHES = (
+    GREEDY,
+    SamplingParams(max_tokens=64, seed=1, temperature=0.8, top_p=0.9, top_k=20, logprobs=5),
+    SamplingParams(
+        max_tokens=64, seed=2, temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.3,
+        presence_penalty=0.1, min_tokens=2, stop_token_ids=(3,), logit_bias=((5, 2.0),),
+    ),
+)  # fmt: skip
+
+
 @pytest.mark.gpu
-def test_steady_decoding_allocates_nothing_on_the_device(
-    model: tuple[Path, dict[str, Path]],
+@pytest.mark.parametrize("adapter", ["all", "DoRA and biases"])
+def test_serving_allocates_nothing_on_the_device(
+    model: tuple[Path, dict[str, Path]], adapter: str
 ) -> None:
     folder, adapters = model
     shapes = DirectRunner(folder, arena_bytes=1 << 20)
     digest, num_pages, packed = pack(
-        adapters["all"], shapes.loaded.base, shapes.loaded.layout
+        adapters[adapter], shapes.loaded.base, shapes.loaded.layout
     )  # fmt: skip
     run = DirectRunner(
-        folder, {digest: packed}, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_ROWS,
+        folder, {digest: packed}, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=1024,
         arena_bytes=1 << 24, **WAY_OPTIONS["cuda"],
     )  # fmt: skip
-    run.load_slot(0, digest, num_pages)
-    everyone = [
-        SeatedSequence(seat, seat % 2 - 1, [seat + 1] * (4 + seat), GREEDY) for seat in range(9)
-    ]
     runner: Any = run.runner
+    assert runner.num_serving_allocations == 0
+    run.load_slot(0, digest, num_pages)
+    longest = run.loaded.context_tokens - 65
+    # fresh prompts short and long, with penalties, cuts and log probabilities, on both paths
+    everyone = [
+        SeatedSequence(
+            seat, seat % 2 - 1, [seat + 1] * min(4 + 90 * seat, longest), WISHES[seat % 3]
+        )
+        for seat in range(9)
+    ]
+    for one in everyone:
+        run.run([(one, len(one.prompt))], prompt_logprobs=3 if one.seat == 4 else None)
     run.generate(everyone, 40)
     assert runner.num_serving_allocations == 0
+    for one in everyone[:3]:
+        run.release(one)
+    # another binding, and sequences that come back with all they have said
+    run.load_slot(1, digest, num_pages)
+    run.run([(one, len(one.tokens)) for one in everyone[:3]])
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     for _ in range(20):
         run.run([(one, 1) for one in everyone])
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert runner.num_serving_allocations == 0
     run.close()

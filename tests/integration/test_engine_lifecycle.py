@@ -53,7 +53,7 @@ def test_a_wrong_setting_stops_the_start_with_one_line() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert "--max-loras is 'none'; must be a whole number from 1" in done.stderr
+    assert "--max-loras is 'none'; must be auto, or a whole number from 1" in done.stderr
 
 
 def test_a_model_that_is_not_there_ends_the_engine_saying_so(registry: Stack) -> None:

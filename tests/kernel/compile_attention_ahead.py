@@ -7,6 +7,7 @@ A process of its own: a kernel that was imported for the interpreter cannot be c
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import asdict
@@ -21,8 +22,11 @@ from kernels.decode_attention_triton import decode_constants, decode_kernel
 from kernels.prefill_attention_triton import prefill_constants, prefill_kernel
 from tests.kernel.compile_ahead import resources, wide_loads
 
-ARCHITECTURES = (80, 90)
+#: architecture → shared memory of a program, bytes
+ARCHITECTURES = {80: 163 * 1024, 90: 227 * 1024}
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+#: of a launch: each has constants of its own
+ROWS, PREFILL_ROWS = (1, 8, 128), (64, 4096)
 #: (H, Hk, D)
 HEADS = ((32, 8, 128), (9, 3, 64), (32, 4, 80), (24, 8, 96), (16, 1, 256))
 COMPUTED = ("q", "pages", "out")
@@ -44,14 +48,16 @@ def compile_both(
     """`launches`: of the decode kernel, without and with programmatic dependent launch."""
     heads, kv_heads, dim = shape
     model, item_bytes = (32, heads, kv_heads, dim, 16), ITEM_BYTES[dtype]
-    decode, prefill = decode_tuning(64, kv_heads, dim, item_bytes), prefill_tuning(dim, item_bytes)
-    for pdl in launches:
+    for rows, pdl in itertools.product(ROWS, launches):
+        decode = decode_tuning(rows, kv_heads, dim, item_bytes)
         constants = {
             **decode_constants(*model, 0, item_bytes, decode), "CAST": False, "PDL": pdl,
         }  # fmt: skip
-        report(decode_kernel, dtype, architecture, constants, asdict(decode), heads)
-    constants = {**prefill_constants(*model, 0, item_bytes, prefill), "CAST": False}
-    report(prefill_kernel, dtype, architecture, constants, asdict(prefill), heads)
+        report(decode_kernel, dtype, architecture, constants, asdict(decode), (heads, rows))
+    for rows in PREFILL_ROWS:
+        prefill = prefill_tuning(rows, dim, item_bytes, ARCHITECTURES[architecture])
+        constants = {**prefill_constants(*model, 0, item_bytes, prefill), "CAST": False}
+        report(prefill_kernel, dtype, architecture, constants, asdict(prefill), (heads, rows))
 
 
 def report(
@@ -60,7 +66,7 @@ def report(
     architecture: int,
     constants: dict[str, Any],
     tuning: dict[str, int],
-    heads: int,
+    heads_rows: tuple[int, int],
 ) -> None:
     """Compile one variant and print its loads, products and resources."""
     signature, attributes = {}, {}
@@ -81,7 +87,8 @@ def report(
         "kernel": kernel.__name__,
         "dtype": dtype,
         "architecture": architecture,
-        "heads": heads,
+        "heads": heads_rows[0],
+        "rows": heads_rows[1],
         "dim": constants["DIM"],
         "pdl": constants.get("PDL", False),
         "wide_loads": wide_loads(ptx),

@@ -20,7 +20,7 @@ import torch
 from engine_svc.model.gpu import build, launches, page_table, sampler, site_deltas, trunk
 from engine_svc.types import NO_SLOT, SamplingParams
 from kernels.add_rms_norm_triton import add_rms_norm_triton
-from kernels.attention_tuning import max_splits
+from kernels.attention_tuning import most_parts
 from kernels.decode_attention import DecodeScratch
 from kernels.decode_attention_triton import decode_attention_triton
 from kernels.embed_rows_triton import embed_rows_triton
@@ -78,7 +78,7 @@ def scratch(
     max_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> DecodeScratch:
     """As a GPU gets it."""
-    parts = max(rows * max_splits(rows, num_kv_heads) for rows in range(1, max_rows + 1))
+    parts = most_parts(max_rows, num_kv_heads)
     return DecodeScratch(
         torch.empty(parts * num_heads * head_dim),
         torch.empty(parts * num_heads),

@@ -44,10 +44,12 @@ def test_every_kernel_shape_dtype_and_architecture_compiles(
     variants: list[dict[str, Any]],
 ) -> None:
     keys = {
-        tuple(v[name] for name in ("kernel", "heads", "dim", "dtype", "architecture", "pdl"))
+        tuple(
+            v[name] for name in ("kernel", "heads", "rows", "dim", "dtype", "architecture", "pdl")
+        )
         for v in variants
     }
-    assert len(keys) == len(variants) == 2 * (3 + 5 + 2) + 1
+    assert len(keys) == len(variants) == 3 * (3 + 5 + 2 + 1) + 2 * (3 + 5 + 2)
 
 
 def test_keys_and_values_are_loaded_sixteen_bytes_a_thread(variants: list[dict[str, Any]]) -> None:
@@ -56,7 +58,7 @@ def test_keys_and_values_are_loaded_sixteen_bytes_a_thread(variants: list[dict[s
 
 def test_prefill_uses_the_tensor_cores_of_a_hopper_gpu(variants: list[dict[str, Any]]) -> None:
     hopper = [v for v in half_precision(variants, "prefill_kernel") if v["architecture"] == 90]
-    assert len(hopper) == 5 + 1
+    assert len(hopper) == 2 * (5 + 1)
     assert all(variant["wgmma"] >= 8 for variant in hopper)
 
 

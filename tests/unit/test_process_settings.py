@@ -47,8 +47,11 @@ def test_address_variable_of_clients_is_not_an_error() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--max-loras", "0"], "--max-loras is '0'; must be a whole number from 1 to 4096"),
-        (["--max-loras", "two"], "--max-loras is 'two'; must be a whole number from 1"),
+        (
+            ["--max-loras", "0"],
+            "--max-loras is '0'; must be auto, or a whole number from 1 to 4096",
+        ),
+        (["--max-loras", "two"], "--max-loras is 'two'; must be auto, or a whole number from 1"),
         (["--dtype", "int8"], "--dtype is 'int8'; must be one of auto, float32"),
         (["--drain-seconds", "nan"], "--drain-seconds is 'nan'; must be a number from 0"),
         (["--enable-prefix-caching", "maybe"], "'maybe'; must be true or false"),
@@ -56,7 +59,7 @@ def test_address_variable_of_clients_is_not_an_error() -> None:
         (["--listen", "50052"], "--listen is '50052'; must be host:port"),
         (["--listen", "0.0.0.0:1"], "must be a loopback address while --auth is none"),
         (["--blob-store", "/tmp"], "--blob-store is '/tmp'; must be file:///dir or s3://"),
-        (["--max-cpu-loras", "1"], "must be 0 or at least --max-loras (4)"),
+        (["--max-cpu-loras", "1", "--max-loras", "4"], "must be 0 or at least --max-loras (4)"),
         (["--listen", "127.0.0.1:9", "--metrics-listen", "127.0.0.1:9"], "must differ from"),
         (["--quantum", "511"], "--quantum is 511; must be auto or at least 512"),
         (["--decode-price", "20", "--quantum", "1279"], "must be auto or at least 1280"),

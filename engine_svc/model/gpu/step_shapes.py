@@ -11,6 +11,10 @@ from engine_svc.model.gpu.step_rows import StepRows
 from engine_svc.model.gpu.trunk import TrunkStep
 from kernels.lora_tables import SegmentPlan
 
+#: prompts in a captured step: a program without a tile takes its turn on the GPU all the same, two
+#: at a time on a multiprocessor
+CAPTURED_PROMPTS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
@@ -26,6 +30,10 @@ class StepLimits:
 
     def prefill_tiles(self, rows: int) -> int:
         return rows // self.prefill_rows + min(rows // 2, self.max_num_seqs)
+
+    def captured_prefill_tiles(self, rows: int) -> int:
+        """Of a captured step; one with more prompts than that is launched."""
+        return rows // self.prefill_rows + min(rows // 2, self.max_num_seqs, CAPTURED_PROMPTS)
 
     def decode_sizes(self) -> InputSizes:
         """Of steps without prompts: usually at most one new page a row."""
@@ -45,7 +53,10 @@ def trunk_step(
     needs it."""
     device = inputs.on_device
     has_prefills = inputs.sizes.prefill_tiles > 0
-    num_prefills = limits.prefill_tiles(padded) if rows is None else rows.num_prefill_tiles
+    if rows is None:
+        num_prefills = limits.captured_prefill_tiles(padded)
+    else:
+        num_prefills = rows.num_prefill_tiles
     adapters = None
     if with_lora:
         segments = () if rows is None else tuple(s for s in rows.segments if s[2] >= 0)

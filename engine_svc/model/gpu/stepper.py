@@ -85,10 +85,11 @@ class Stepper:
 
     def run(self, staged: StagedStep, amend: Amend | None = None) -> torch.Tensor:
         """Hidden states [padded rows, C] after the final norm, valid until the next run."""
-        if amend is None and staged.key in self._graphs:
+        rows = staged.rows
+        fits = rows.num_prefill_tiles <= self._limits.captured_prefill_tiles(staged.key.rows)
+        if amend is None and fits and staged.key in self._graphs:
             self._graphs.replay(staged.key)
             return self._trunk.hidden(staged.key.rows)
-        rows = staged.rows
         step = trunk_step(
             staged.inputs, self._limits, staged.key.rows, rows, staged.key.with_lora
         )  # fmt: skip

@@ -76,8 +76,12 @@ class WarmUp:
         )
 
     def _run_rare(self) -> None:
-        """What has no graph: an adapter's own output head, prompt_logprobs, grammar masks."""
+        """What has no graph: an adapter's own output head, prompt_logprobs, grammar masks, a long
+        sequence with penalties."""
         self._bindings.apply(_SLOT, synthetic_row(self._layout, with_head=True))
+        self._run(self._prompts(self._max_rows, _SLOT), False)
+        decodes = [self._chunk(seat, _SLOT, 1, 1) for seat in range(self._max_num_seqs)]
+        self._run(decodes, False, context=self._longest)
         for slot in (_SLOT, NO_SLOT):
             count = min(2 * self._page_size, self._longest)
             prompt = self._chunk(0, slot, 0, count)._replace(prompt_logprobs=2)
@@ -114,12 +118,18 @@ class WarmUp:
         return Chunk(seat, slot, start, count, tokens, pages, (seat,))
 
     def _run(
-        self, chunks: Sequence[Chunk], capture: bool, late: LateInputs = _NOTHING_LATE
+        self,
+        chunks: Sequence[Chunk],
+        capture: bool,
+        late: LateInputs = _NOTHING_LATE,
+        context: int = 1,
     ) -> None:
+        """Args: context, tokens of each sequence as its seat's opening names them."""
         self._step -= 1
+        prompt = (0,) * context
         openings = tuple(
-            SeatOpening(chunk.seat, _SAMPLING[chunk.seat % len(_SAMPLING)], 0, (0,), (0,))
-            for chunk in chunks
+            SeatOpening(chunk.seat, _SAMPLING[chunk.seat % len(_SAMPLING)], 0, prompt, (0,))
+            for chunk in chunks[: len(chunks) if context == 1 else len(_SAMPLING)]
         )
         plan = StepPlan(self._step, tuple(chunks), openings)
         self._runner.forward(plan)
