@@ -7,7 +7,6 @@ what they have so far: a policy cannot hide a flow by never serving it.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ class Measured:
     steps: int
     seconds: float
     jain: float
-    rounds: float
+    #: turns of the resident that had the fewest
+    rounds: int
     worst_wait_steps: int
     p99_wait_steps: int
     worst_wait_s: float
@@ -94,7 +94,7 @@ class Meter:
             steps=self._steps,
             seconds=self._now_s,
             jain=jain(self._service[flow] for flow in residents),
-            rounds=statistics.median(self._turns[flow] for flow in residents),
+            rounds=min(self._turns[flow] for flow in residents),
             worst_wait_steps=quantiles[-1],
             p99_wait_steps=quantiles[-2],
             worst_wait_s=self._worst_s,
