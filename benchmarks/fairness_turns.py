@@ -37,8 +37,11 @@ from engine_svc.types import (
 )
 
 TENANT = "default"
-ADAPTER_PAGES = 4
-PAGE_SIZE = 16
+#: an H200's 139 GiB less 15 of weights and a tenth for the rest, in pages of 16 positions
+ARENA_PAGES = 57_000
+PAGE_SIZE, PAGE_BYTES = 16, 2 << 20
+#: 83.9 MB
+ADAPTER_PAGES = 40
 #: the places, and as many adapters that are copied in for the next turns: with 300 adapters a place
 #: none is there still when its next turn comes, however many slots there are
 SLOTS_A_PLACE = 2
@@ -143,15 +146,15 @@ class SimWeights:
 
 
 def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
-    """Room enough that neither KV nor the queue binds: only places, seats and tokens do."""
+    """The queue has room for all; the arena is an H200's, so what is paused takes KV from it."""
     slots = SLOTS_A_PLACE * shape.max_loras
     return EngineLimits(
         max_loras=shape.max_loras,
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
-        num_pages=slots * ADAPTER_PAGES + 16 * shape.max_num_seqs * (2 + SLOTS_A_PLACE),
+        num_pages=ARENA_PAGES,
         page_size=PAGE_SIZE,
-        page_bytes=2 << 20,
+        page_bytes=PAGE_BYTES,
         num_slots=slots,
         context_tokens=1024,
         max_queued_requests=1 << 20,
