@@ -14,8 +14,8 @@ from typing import Protocol
 BASE_STEP_MS = ((1, 4.86), (8, 5.07), (32, 5.73), (64, 6.63), (128, 8.44), (256, 13.5))
 #: Rank-16 LoRA forked beside the base GEMMs, which stores a delta: a step's constant, each distinct
 #: adapter, and each sequence that shares an adapter. Fitted to 32 layers of measured 2.5, 10.8,
-#: 15.4, 51.4, 58 and 196 µs (1/1, 8/8, 64/8, 64/64, 256/22 and 256/256 sequences/adapters): within
-#: 1 µs, but 17.7 for 15.4.
+#: 15.4, 51.4, 58 and 196 µs (1/1, 8/8, 64/8, 64/64, 256/22 and 256/256 sequences/adapters), within
+#: 2.4 µs each.
 LORA_STEP_MS, LORA_ADAPTER_MS, LORA_SHARING_MS = 0.081, 0.0242, 0.0052
 #: 256 prompts of 512 tokens without an adapter: 3.07 s. LoRA adds 327 to 366 µs a layer, and 85 for
 #: the consumer, to 8,192 tokens.
