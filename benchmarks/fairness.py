@@ -13,8 +13,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks import fairness_plot
 from benchmarks.fairness_crowd import Cell
@@ -38,6 +39,8 @@ MAX_LORAS = (1, 8, 32, 64)
 PLANNED_STEPS = 600
 PARTIAL = ROOT / ".loraplex" / "benchmarks"
 PLOT = ROOT / "docs" / "fairness.png"
+
+Result = TypeVar("Result")
 
 
 def main() -> int:
@@ -74,31 +77,56 @@ def plot_path(no_plot: bool, whole: bool) -> Path | None:
 def simulate(
     recorder: Recorder, cells: Sequence[Cell], steps: int, jobs: int, plot: Path | None
 ) -> None:
-    """Every policy in every cell, on `jobs` processes; the longest begin first."""
-    traces: dict[Cell, dict[str, Future[float]]] = {}
-    runs: dict[Cell, dict[str, Future[Measured]]] = {}
+    """Every policy in every cell, on `jobs` processes."""
     with ProcessPoolExecutor(jobs) as pool:
-        by_length = sorted(cells, key=lambda cell: -cell.max_loras)
-        for cell in by_length:
-            runs[cell] = {TURNS: pool.submit(run_closed, TURNS, cell, steps)}
-        long_run = pool.submit(run_closed, TURNS, LONG_CELL, LONG_FACTOR * steps)
-        for cell in by_length:
-            traces[cell] = {name: pool.submit(run_trace, name, cell) for name in TRACES}
-            for name in POLICIES:
-                if name != TURNS:
-                    runs[cell][name] = pool.submit(run_closed, name, cell, steps)
-        measured = {cell: {name: runs[cell][name].result() for name in POLICIES} for cell in cells}
-        seconds = {cell: {name: traces[cell][name].result() for name in TRACES} for cell in cells}
-        for cell in cells:
-            record_cell(recorder, cell, measured[cell])
-            record_traces(recorder, cell, seconds[cell])
-        record_long(recorder, LONG_CELL, long_run.result())
+        work = Work(pool, cells, steps)
+        measured = {cell: {n: work.runs[cell, n].result() for n in POLICIES} for cell in cells}
+        seconds = {cell: {n: work.traces[cell, n].result() for n in TRACES} for cell in cells}
+        long_run = work.long_run.result()
+    for cell in cells:
+        record_cell(recorder, cell, measured[cell])
+        record_traces(recorder, cell, seconds[cell])
+    record_long(recorder, LONG_CELL, long_run)
     record_promises(recorder, {cell: policies[TURNS] for cell, policies in measured.items()})
     print(f"\n{table(measured)}\n\n{price_table(seconds)}\n")
     if plot is not None:
         bounds = {cell: wait_bound_steps(cell) for cell in cells}
         fairness_plot.plot(plot, measured, bounds)
         print(f"plot: {plot}")
+
+
+class Work:
+    """What the processes are given, the longest first; each says on stderr when it is done."""
+
+    def __init__(self, pool: Executor, cells: Sequence[Cell], steps: int) -> None:
+        self._pool, self._began = pool, time.monotonic()
+        self.runs: dict[tuple[Cell, str], Future[Measured]] = {}
+        self.traces: dict[tuple[Cell, str], Future[float]] = {}
+        by_length = sorted(cells, key=lambda cell: -cell.max_loras)
+        for cell in by_length:
+            self._run(TURNS, cell, steps)
+            if cell == by_length[1]:
+                name = f"{LONG_CELL.name}, {LONG_FACTOR * steps} steps"
+                long_run = pool.submit(run_closed, TURNS, LONG_CELL, LONG_FACTOR * steps)
+                self.long_run = self._told(name, long_run)
+        for cell in by_length:
+            for name in TRACES:
+                trace = pool.submit(run_trace, name, cell)
+                self.traces[cell, name] = self._told(f"{cell.name}, {name}, finite trace", trace)
+            for name in POLICIES:
+                if name != TURNS:
+                    self._run(name, cell, steps)
+
+    def _run(self, name: str, cell: Cell, steps: int) -> None:
+        run = self._pool.submit(run_closed, name, cell, steps)
+        self.runs[cell, name] = self._told(f"{cell.name}, {name}, {steps} steps", run)
+
+    def _told(self, what: str, future: Future[Result]) -> Future[Result]:
+        def tell(_: Future[Result]) -> None:
+            print(f"{time.monotonic() - self._began:6.0f} s  {what}", file=sys.stderr, flush=True)
+
+        future.add_done_callback(tell)
+        return future
 
 
 if __name__ == "__main__":
