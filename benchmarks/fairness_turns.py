@@ -7,6 +7,7 @@ not part of the simulated time: the benchmark measures it apart.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from benchmarks.fairness_policy import (
     COPY_S,
@@ -57,37 +58,55 @@ class SimClock:
         return self.now_s
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A job as the runner knows it."""
+
+    job: Job
+    opened: bool = False
+    #: positions that have been computed; after a preemption they are computed again
+    furthest: int = 0
+
+
 class SimRunner:
     """Answers every plan at once with token 1; knows from the seats which job a chunk is of."""
 
     def __init__(self, clock: SimClock) -> None:
         self._clock = clock
-        self.jobs: dict[int, Job] = {}
-        self._by_seat: dict[int, Job] = {}
-        self._opened: set[int] = set()
+        self._runs: dict[int, _Run] = {}
+        self._by_seat: dict[int, _Run] = {}
         self._results: deque[StepResult] = deque()
         self.facts = StepFacts({}, 0, 0, 0, (), 0.0)
+
+    def know(self, job: Job) -> None:
+        self._runs[job.number] = _Run(job)
+
+    def forget(self, number: int) -> Job:
+        return self._runs.pop(number).job
 
     def forward(self, plan: StepPlan) -> None:
         pauses = 0
         for opening in plan.seat_openings:
-            number = opening.sampling.seed
-            self._by_seat[opening.seat] = self.jobs[number]
-            pauses += number in self._opened
-            self._opened.add(number)
+            run = self._by_seat[opening.seat] = self._runs[opening.sampling.seed]
+            pauses += run.opened
+            run.opened = True
         served: dict[int, int] = {}
-        samples: list[Sample] = []
         prompt_tokens, slots = 0, set()
         for chunk in plan.chunks:
-            flow = self._by_seat[chunk.seat].flow
-            # what a pause or preemption makes new is named too: one token is a decode either way
-            decodes = not chunk.token_ids or chunk.start >= self._by_seat[chunk.seat].prompt
-            served[flow] = served.get(flow, 0) + (2 if decodes else chunk.num_tokens)
-            prompt_tokens += 0 if decodes else chunk.num_tokens
+            run = self._by_seat[chunk.seat]
+            end = chunk.start + chunk.num_tokens
+            if chunk.num_tokens == 1 and chunk.start >= run.job.prompt:
+                service = 2 * (end > run.furthest)
+            else:
+                service = _service(run, chunk.start, end)
+                prompt_tokens += chunk.num_tokens
+            if end > run.furthest:
+                run.furthest = end
+            served[run.job.flow] = served.get(run.job.flow, 0) + service
             slots.add(chunk.slot)
-            samples.extend(Sample(seat, 1) for seat in chunk.sample_seats)
+        samples = tuple(Sample(seat, 1) for chunk in plan.chunks for seat in chunk.sample_seats)
         seconds = step_s(len(plan.chunks), len(slots - {NO_SLOT}), prompt_tokens)
-        self._results.append(StepResult(plan.step, tuple(samples), compute_s=seconds))
+        self._results.append(StepResult(plan.step, samples, compute_s=seconds))
         swaps = len(plan.slot_bindings)
         self.facts = StepFacts(served, len(plan.chunks), swaps, pauses, (), 0.0)
 
@@ -100,9 +119,11 @@ class SimRunner:
         self._clock.now_s += result.compute_s + slowed
         return result
 
-    def forget(self, number: int) -> Job:
-        self._opened.discard(number)
-        return self.jobs.pop(number)
+
+def _service(run: _Run, start: int, end: int) -> int:
+    """What positions that were never computed before are worth."""
+    start, prompt = max(start, run.furthest), run.job.prompt
+    return max(0, end - start) + max(0, end - max(start, prompt))
 
 
 class SimWriter:
@@ -185,7 +206,7 @@ class Turns:
         if ref is None:
             ref = self._refs[job.flow] = AdapterRef(f"a{job.flow}", 1, f"sha256:{job.flow}")
         prompt = self._prompts.setdefault(job.prompt, (1,) * job.prompt)
-        self.runner.jobs[job.number] = job
+        self.runner.know(job)
         self.core.submit(
             Request(
                 str(job.number),

@@ -18,6 +18,8 @@ from benchmarks.fairness_sim import (
     run_trace,
     wait_bound_steps,
 )
+from benchmarks.fairness_turns import SimClock, SimRunner
+from engine_svc.types import Chunk, SamplingParams, SeatOpening, StepPlan
 
 SHAPE = Shape(max_loras=1, max_num_seqs=4, max_num_batched_tokens=64)
 
@@ -134,6 +136,25 @@ def test_a_wait_counts_from_the_arrival_and_between_two_steps_and_when_it_has_no
     # flow 1 waited 0 and 1 steps, flow 2 waited 2 and, not ended, 1
     assert (found.longest_waits[0], found.worst_wait_steps) == (1, 2)
     assert found.worst_wait_s == 2.0
+
+
+def test_what_is_computed_again_after_a_preemption_is_no_service() -> None:
+    runner = SimRunner(SimClock())
+    runner.know(Job(7, flow=3, prompt=4, output=9))
+    opening = SeatOpening(0, SamplingParams(9, seed=7), 0, (1,) * 4, ())
+
+    def served(start: int, num_tokens: int, *openings: SeatOpening) -> dict[int, int]:
+        named = (1,) * num_tokens if start == 0 else ()
+        chunk = Chunk(0, 0, start, num_tokens, named, (0,), (0,))
+        runner.forward(StepPlan(0, (chunk,), openings, (), (), 0))
+        return runner.facts.served
+
+    assert served(0, 4, opening) == {3: 4}
+    assert served(4, 1) == {3: 2}
+    # paused, its pages lost: five known tokens and the one sampled last, then it goes on
+    assert served(0, 6, opening) == {3: 2}
+    assert runner.facts.pauses == 1
+    assert served(6, 1) == {3: 2}
 
 
 def test_jain_is_one_for_equals_and_one_of_n_for_a_single_taker() -> None:
