@@ -43,9 +43,9 @@ ARENA_PAGES = 57_000
 PAGE_SIZE, PAGE_BYTES = 16, 2 << 20
 #: 83.9 MB
 ADAPTER_PAGES = 40
-#: the places, and as many adapters that are copied in for the next turns: with 300 adapters a place
-#: none is there still when its next turn comes, however many slots there are
-SLOTS_A_PLACE = 2
+#: as engine_svc/compose.py has it; with 300 adapters a place none is there still when its next turn
+#: comes, so slots only hold what is copied in for the turns that come
+SLOTS_A_PLACE = 4
 #: a core that has nothing to run looks again after so long
 IDLE_S = 0.0005
 
