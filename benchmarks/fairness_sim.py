@@ -34,8 +34,8 @@ TRACE_STEPS_LIMIT = 10**7
 
 
 def shape_of(cell: Cell) -> Shape:
-    """Two sequences an adapter; a full batch leaves two thirds of a step's tokens to prompts, so that
-    seats bind, not tokens."""
+    """Two sequences an adapter; a full batch leaves two thirds of a step's tokens to prompts, so
+    that seats bind, not tokens."""
     seats = max(16, 2 * cell.max_loras)
     return Shape(cell.max_loras, seats, 3 * seats)
 
