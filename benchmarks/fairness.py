@@ -17,7 +17,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks import fairness_plot
+from benchmarks import fairness_plot, plan_cost
 from benchmarks.fairness_crowd import Cell
 from benchmarks.fairness_meter import Measured
 from benchmarks.fairness_rows import record_cell, record_long, record_promises, record_traces
@@ -31,12 +31,10 @@ from benchmarks.fairness_sim import (
 )
 from benchmarks.fairness_table import price_table, table
 from benchmarks.harness import RESULTS, ROOT, Recorder
-from benchmarks.plan_cost import measure
 
 STEPS = 100_000
 LONG_CELL, LONG_FACTOR = Cell(1, zipf=True), 10
 MAX_LORAS = (1, 8, 32, 64)
-PLANNED_STEPS = 600
 PARTIAL = ROOT / ".loraplex" / "benchmarks"
 PLOT = ROOT / "docs" / "fairness.png"
 
@@ -62,9 +60,7 @@ def main() -> int:
     began = time.monotonic()
     simulate(recorder, cells, options.steps, options.jobs, plot_path(options.no_plot, whole))
     recorder.add("whole simulation", [time.monotonic() - began], "s", better="lower")
-    planning = measure(num_flows=10_000, max_loras=64, num_steps=PLANNED_STEPS)
-    median_us = float(str(planning["plan_us_median"]))
-    recorder.add("planning, 256 sequences, 10,000 flows", [median_us], "µs", better="lower")
+    plan_cost.record(recorder)
     return recorder.finish()
 
 
