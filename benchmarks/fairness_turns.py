@@ -185,8 +185,8 @@ def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
         turn_max_steps=turn_max_steps,
         closing_steps=2,
         prefix_cache=False,
-        prefetch_adapters=shape.max_loras,
-        max_wanted=4 * shape.max_loras + 16,
+        # as engine_svc/compose.py has it
+        prefetch_adapters=max(2, shape.max_loras // 4),
     )
 
 
