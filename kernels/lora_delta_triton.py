@@ -9,7 +9,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from kernels.lora_launch import TABLE_NUMBERS, cast_for_dot, num_programs, overlaps
+from kernels.lora_launch import (
+    TABLE_NUMBERS,
+    cast_for_dot,
+    num_programs,
+    overlaps,
+    program_stride,
+)
 from kernels.lora_tables import (
     OFFSET_UNIT,
     PREFILL_TILE_ROWS,
@@ -19,7 +25,7 @@ from kernels.lora_tables import (
     SiteTable,
 )
 from kernels.lora_tuning import DeltaTuning, delta_tuning
-from kernels.lora_work import share, tile_at
+from kernels.lora_work import index, share, tile_at
 
 #: ranks of one product of several rows where an adapter has more than one block
 WIDE_RANKS = 32
@@ -190,6 +196,8 @@ def delta_kernel(  # type: ignore[no-untyped-def]
     num_blocks,
     num_cells,
     capacity,
+    few_rows,
+    stride,
     u_split_stride,
     u_row_stride,
     u_slice_stride,
@@ -210,14 +218,16 @@ def delta_kernel(  # type: ignore[no-untyped-def]
 ):
     """Items (tile, block of columns), spread over the programs; see kernels.lora_work.share.
 
-    Lane q takes parts q, q + lanes, … of DOT_N columns of a tile of several rows; lane 0 all
-    columns of one row. What does not depend on the kernel before (table, B) is read before waiting
+    Lane q takes parts q, q + lanes, … of DOT_N columns of a tile of many rows; of few rows, up to
+    few_rows, those rows, with all columns. What does not depend on the kernel before (table, B) is read before waiting
     for it.
     """
     dtype: tl.constexpr = delta.dtype.element_ty
     rows = tl.arange(0, TILE_ROWS)
-    next_slot, next_row, next_count = tile_at(tiles, tl.program_id(0) // COLUMN_BLOCKS, capacity)
-    first_item, end, lane, lanes = share(tl.load(num_tiles) * COLUMN_BLOCKS, BLOCK_N // DOT_N)
+    next_slot, next_row, next_count = tile_at(tiles, index(stride) // COLUMN_BLOCKS, capacity)
+    first_item, end, lane, lanes = share(
+        tl.load(num_tiles) * COLUMN_BLOCKS, stride, BLOCK_N // DOT_N
+    )
     if lane > 0:
         next_slot, next_row, next_count = tile_at(tiles, first_item // COLUMN_BLOCKS, capacity)
     for item in range(first_item, end, tl.num_programs(0)):
@@ -238,13 +248,13 @@ def delta_kernel(  # type: ignore[no-untyped-def]
         u_row = u + first_row * u_row_stride + slice_index * u_slice_stride
         out = delta + first_row * delta_stride + col0
         if is_live != 0:
-            if num_rows == 1:
-                if lane == 0:
+            if num_rows <= few_rows:
+                for row in range(lane, num_rows, lanes):
                     columns = start + tl.arange(0, BLOCK_N)
                     total = constant_part(c, constant, columns, num_cols, BLOCK_N)
                     total = one_row_delta(
                         total,
-                        u_row,
+                        u_row + row * u_row_stride,
                         arena,
                         b_offs,
                         b_offset,
@@ -262,7 +272,11 @@ def delta_kernel(  # type: ignore[no-untyped-def]
                     )
                     if PDL:
                         gdc_wait()  # where there is a constant alone, nothing has waited yet
-                    tl.store(out + columns, total.to(dtype), mask=columns < num_cols)
+                    tl.store(
+                        out + row * delta_stride + columns,
+                        total.to(dtype),
+                        mask=columns < num_cols,
+                    )
             else:
                 live_rows = rows < num_rows
                 u_rows = u_row + rows[:, None] * u_row_stride
@@ -317,8 +331,8 @@ def delta_kernel(  # type: ignore[no-untyped-def]
                         totals.to(dtype),
                         mask=live_rows[:, None] & (columns < num_cols)[None, :],
                     )
-    if PDL:
-        gdc_wait()
+    if PDL and tl.program_id(0) == 0:
+        gdc_wait()  # the kernel as a whole ends after the shrink, whatever its work
 
 
 def lora_delta_triton(
@@ -346,7 +360,12 @@ def lora_delta_triton(
         launch_prefill_delta(u, table, plan, first_entry, columns, cell, delta, tuning)
         return delta
     early = tuning.early and overlaps(delta)
-    launch: Any = delta_kernel[(num_programs(delta, tuning.programs),)]
+    blocks = columns.num_blocks(tuning.block_columns)
+    lanes = tuning.block_columns // tuning.dot_columns
+    # a tile has one row at least, so more than this are never busy at once
+    most = delta.shape[0] * blocks * (lanes if delta.shape[0] > 1 else 1)
+    programs = num_programs(delta, min(tuning.programs, most))
+    launch: Any = delta_kernel[(programs,)]
     launch(
         u,
         table.arena,
@@ -364,11 +383,13 @@ def lora_delta_triton(
         table.b_off.shape[2],
         table.c_off.shape[1],
         plan.tiles.shape[0],
+        tuning.few_rows,
+        program_stride(delta, programs, tuning.packed),
         u.stride(0),
         u.stride(1),
         u.stride(2),
         delta.stride(0),
-        COLUMN_BLOCKS=columns.num_blocks(tuning.block_columns),
+        COLUMN_BLOCKS=blocks,
         NUM_SLICES=columns.num_slices,
         NUM_SPLITS=u.shape[0],
         SPLITS_POWER=triton.next_power_of_2(u.shape[0]),

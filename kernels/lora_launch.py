@@ -7,7 +7,10 @@ from functools import cache
 import torch
 
 #: whole numbers that differ between layers and tables: no compiled variant for any value of them
-TABLE_NUMBERS = ("first_entry", "cell", "num_entries", "num_blocks", "num_cells", "capacity")
+TABLE_NUMBERS = (
+    "first_entry", "cell", "num_entries", "num_blocks", "num_cells", "capacity", "few_rows",
+    "stride",
+)  # fmt: skip
 
 
 def overlaps(x: torch.Tensor) -> bool:
@@ -22,7 +25,23 @@ def cast_for_dot(x: torch.Tensor) -> bool:
 
 def num_programs(x: torch.Tensor, wanted: int) -> int:
     """Programs of a persistent grid; few where the interpreter runs them one after another."""
-    return min(wanted, 3) if x.device.type == "cpu" else wanted
+    return min(wanted, 4) if x.device.type == "cpu" else wanted
+
+
+def program_stride(x: torch.Tensor, programs: int, packed: bool) -> int:
+    """What kernels.lora_work.share takes: programs p, p + stride, … stand next to each other. 1
+    leaves them in their order.
+
+    Args: packed, programs that share a multiprocessor follow each other, so that little work stays
+        on few of them; programs are handed out to all multiprocessors in turn.
+    """
+    processors = 2 if x.device.type == "cpu" else _processors(x.device)
+    return processors if packed and programs % processors == 0 else 1
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @cache

@@ -9,10 +9,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.lora_launch import TABLE_NUMBERS, cast_for_dot, num_programs, overlaps
+from kernels.lora_launch import (
+    TABLE_NUMBERS,
+    cast_for_dot,
+    num_programs,
+    overlaps,
+    program_stride,
+)
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
 from kernels.lora_tuning import ShrinkTuning, shrink_tuning
-from kernels.lora_work import share, tile_at
+from kernels.lora_work import index, share, tile_at
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -127,6 +133,8 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     num_entries,
     num_blocks,
     capacity,
+    few_rows,
+    stride,
     x_stride,
     u_split_stride,
     u_row_stride,
@@ -157,8 +165,8 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     ITEMS: tl.constexpr = NUM_SLICES * NUM_SPLITS
     rows = tl.arange(0, TILE_ROWS)
     ranks = tl.arange(0, RANK_BLOCK)
-    next_slot, next_row, next_count = tile_at(tiles, tl.program_id(0) // ITEMS, capacity)
-    first_item, end, lane, lanes = share(tl.load(num_tiles) * ITEMS, LANES)
+    next_slot, next_row, next_count = tile_at(tiles, index(stride) // ITEMS, capacity)
+    first_item, end, lane, lanes = share(tl.load(num_tiles) * ITEMS, stride, LANES)
     if lane > 0:
         next_slot, next_row, next_count = tile_at(tiles, first_item // ITEMS, capacity)
     for item in range(first_item, end, tl.num_programs(0)):
@@ -182,11 +190,20 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
             a = tl.multiple_of(a, 16)
             offset = tl.load(a_off + entry * num_blocks + tl.minimum(block + lanes, num_blocks - 1))
             out = target + block * RANK_BLOCK
-            if num_rows == 1:
-                total = one_row_partial(
-                    x_row, a, live_ranks, k0, K, SPLIT_K, BLOCK_K, RANK_BLOCK, PDL
-                )
-                tl.store(out + ranks, total * scale, mask=live_ranks)
+            if num_rows <= few_rows:
+                for row in range(num_rows):
+                    total = one_row_partial(
+                        x_row + row * x_stride,
+                        a,
+                        live_ranks,
+                        k0,
+                        K,
+                        SPLIT_K,
+                        BLOCK_K,
+                        RANK_BLOCK,
+                        PDL,
+                    )
+                    tl.store(out + row * u_row_stride + ranks, total * scale, mask=live_ranks)
             else:
                 live_rows = rows < num_rows
                 totals = many_rows_partial(
@@ -211,8 +228,8 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
                     totals * scale,
                     mask=live_rows[:, None] & live_ranks[None, :],
                 )
-    if PDL:
-        gdc_wait()
+    if PDL and tl.program_id(0) == 0:
+        gdc_wait()  # the kernel as a whole ends after the one before, whatever its work
 
 
 def lora_shrink_triton(
@@ -247,7 +264,11 @@ def lora_shrink_triton(
         launch_prefill_shrink(x, table, plan, first_entry, num_slices, u, tuning)
         return u
     early = tuning.early and overlaps(x)
-    launch: Any = shrink_kernel[(num_programs(x, tuning.programs),)]
+    lanes = min(tuning.lanes, table.a_off.shape[2])
+    # a tile has one row at least, so more than this are never busy at once
+    most = x.shape[0] * num_slices * u.shape[0] * lanes
+    programs = num_programs(x, min(tuning.programs, most))
+    launch: Any = shrink_kernel[(programs,)]
     launch(
         x,
         table.arena,
@@ -261,6 +282,8 @@ def lora_shrink_triton(
         table.a_off.shape[1],
         table.a_off.shape[2],
         plan.tiles.shape[0],
+        tuning.few_rows,
+        program_stride(x, programs, tuning.packed),
         x.stride(0),
         u.stride(0),
         u.stride(1),
@@ -273,12 +296,12 @@ def lora_shrink_triton(
         TILE_ROWS=plan.tile_rows,
         RANK_BLOCK=RANK_BLOCK,
         OFFSET_UNIT=OFFSET_UNIT,
-        LANES=min(tuning.lanes, table.a_off.shape[2]),
+        LANES=lanes,
         WARPS=tuning.num_warps,
         STAGES=tuning.num_stages,
         CAST=cast_for_dot(x),
         PDL=early,
-        LEADS=overlaps(x),
+        LEADS=tuning.leads and overlaps(x),
         num_warps=tuning.num_warps,
         num_stages=1,
         maxnreg=tuning.registers,

@@ -26,6 +26,9 @@ class ShrinkTuning:
     registers: a thread, at most; 128 lets four programs of 128 threads share a multiprocessor.
     block_ranks: rows of A of one product; decode takes one rank block, prefill a few.
     early: begin before the kernel before has ended (programmatic dependent launch).
+    leads: let an early delta begin as soon as all programs have begun; else when they end.
+    few_rows: tiles of up to so many rows are multiplied and summed, without tensor cores.
+    packed: little work stays on few multiprocessors (kernels.lora_launch.program_stride).
     """
 
     split_k: int
@@ -38,6 +41,9 @@ class ShrinkTuning:
     registers: int = 128
     block_ranks: int = 16
     early: bool = False
+    leads: bool = True
+    few_rows: int = 1
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class DeltaTuning:
     programs: grid.
     early: begin before the shrink has ended (programmatic dependent launch).
     dot_rows: rows of one product in a prefill.
+    few_rows, packed: as in ShrinkTuning.
     """
 
     block_columns: int
@@ -58,6 +65,8 @@ class DeltaTuning:
     registers: int = 128
     early: bool = True
     dot_rows: int = 16
+    few_rows: int = 1
+    packed: bool = False
 
 
 # From a sweep on an H200 (triton 3.6): 16 rows of 1024 inputs, or 16 rows of 256 columns a warp.

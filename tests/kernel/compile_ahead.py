@@ -72,7 +72,7 @@ def shrink(dtype: str, architecture: int, in_features: int, tile_rows: int) -> N
             "WARPS": tuning.num_warps,
             "STAGES": tuning.num_stages,
             "PDL": tuning.early and architecture >= 90,
-            "LEADS": architecture >= 90,
+            "LEADS": tuning.leads and architecture >= 90,
         }
     else:
         constants |= {"BLOCK_R": tuning.block_ranks}
