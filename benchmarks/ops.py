@@ -2,6 +2,7 @@
 
     python -m benchmarks.ops [--quick] [--peers DIR] [--results DIR]   # measure and judge
     python -m benchmarks.ops --sweep [--seconds N]                     # try tuning candidates
+    python -m benchmarks.ops --choose [--seconds N]                    # try orders and grids
 
 Two rows a cell. *in-layer*: a graph of a few layers with adapters minus the same without, replays
 interleaved, adapters on a branch beside the base GEMM. *pair*: shrink and delta alone after a
@@ -108,13 +109,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     clock: Clock = HostClock() if options.dry_run else CudaClock()
     if options.compile_part:
-        from benchmarks.ops_sweep import compile_part
+        if options.choose:
+            from benchmarks.ops_choose import compile_choices
 
-        compile_part(clock, options.compile_part, sweep=options.sweep)
+            compile_choices(clock, options.compile_part)
+        else:
+            from benchmarks.ops_sweep import compile_part
+
+            compile_part(clock, options.compile_part, sweep=options.sweep)
         return 0
     started = time.monotonic()
     if not options.dry_run:
-        compile_all(options.sweep)
+        compile_all("--sweep" if options.sweep else "--choose" if options.choose else "")
     sites, dtype = (TINY, torch.float32) if options.dry_run else (LLAMA_8B, torch.bfloat16)
     num_layers, repeats = (1, 1) if options.dry_run else (8, 15 if options.quick else 25)
     bench = Bench(clock, sites, dtype, num_layers, repeats)
@@ -122,7 +128,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         from benchmarks.ops_sweep import sweep
 
         return sweep(bench, options.seconds, options.results)
+    if options.choose:
+        return choose_sites(bench, options)
     return measure(bench, options, started)
+
+
+def choose_sites(bench: Bench, options: argparse.Namespace) -> int:
+    from benchmarks.ops_choose import choose
+
+    if not options.dry_run:
+        return choose(bench, options.seconds, options.results)
+    from benchmarks.ops_choices import CHOICES
+
+    choices = {name: CHOICES[name] for name in ("in force", "packed", "shrink, sooner, plain")}
+    return choose(bench, options.seconds, options.results, ((TINY_CELLS[0], 1.0),), (), choices)
 
 
 def measure(bench: Bench, options: argparse.Namespace, started: float) -> int:
@@ -204,10 +223,10 @@ def measure_fragments(bench: Bench, recorder: Recorder) -> int:
     return wrong
 
 
-def compile_all(sweep: bool) -> None:
+def compile_all(mode: str) -> None:
     """Fill Triton's cache with many processes; a machine with a GPU has the cores for it."""
     count = max(1, min(12, (os.cpu_count() or 1) - 1))
-    command = [sys.executable, "-m", "benchmarks.ops", *(["--sweep"] if sweep else [])]
+    command = [sys.executable, "-m", "benchmarks.ops", *([mode] if mode else [])]
     children = [
         subprocess.Popen([*command, "--compile-part", f"{index}/{count}"]) for index in range(count)
     ]
@@ -227,6 +246,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     found.add_argument("--quick", action="store_true", help="only the cells with goals")
     found.add_argument("--sweep", action="store_true", help="try the tuning candidates")
+    found.add_argument("--choose", action="store_true", help="try orders and grids at each site")
     found.add_argument("--seconds", type=float, default=0, help="start nothing new after these")
     found.add_argument("--peers", type=Path, help="folder with other projects' kernels")
     found.add_argument("--results", type=Path, default=RESULTS, help="folder of the rows")

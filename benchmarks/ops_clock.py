@@ -12,6 +12,8 @@ import torch
 Work = Callable[[], None]
 #: more than an H200's second-level cache holds
 FLUSH_BYTES = 160 << 20
+#: priorities of a branch beside the main stream; lower goes first where both could start
+SOONER, SAME, LATER = -2, -1, 0
 
 
 class Clock(Protocol):
@@ -27,8 +29,12 @@ class Clock(Protocol):
         """Run the work once, as it is measured, and wait for it."""
         ...
 
-    def beside(self) -> AbstractContextManager[None]:
-        """Work inside starts with what is queued now; `join` waits for it."""
+    def mark(self) -> None:
+        """What `beside` starts with."""
+        ...
+
+    def beside(self, priority: int = SOONER) -> AbstractContextManager[None]:
+        """Work inside starts with what was queued at the mark; `join` waits for it."""
         ...
 
     def join(self) -> None: ...
@@ -55,7 +61,9 @@ class HostClock:
     def run(self, work: Work) -> None:
         work()
 
-    def beside(self) -> AbstractContextManager[None]:
+    def mark(self) -> None: ...
+
+    def beside(self, priority: int = SOONER) -> AbstractContextManager[None]:
         return nullcontext()
 
     def join(self) -> None: ...
@@ -68,9 +76,13 @@ class CudaClock:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
-        self._main = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # the adapters' branch goes first where both could start
-        self._side = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        self._main = torch.cuda.Stream(priority=SAME)  # type: ignore[no-untyped-call]
+        self._sides = {
+            priority: torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
+            for priority in (SOONER, SAME, LATER)
+        }
+        self._side = self._sides[SOONER]
+        self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._other_bytes = torch.ones(FLUSH_BYTES // 4, dtype=torch.int32, device=self.device)
 
     def times_us(self, works: Sequence[Work], repeats: int) -> list[list[float]]:
@@ -108,8 +120,12 @@ class CudaClock:
                 graph.capture_end()
         return graph
 
-    def beside(self) -> AbstractContextManager[None]:
-        self._side.wait_stream(self._main)
+    def mark(self) -> None:
+        self._mark.record(self._main)
+
+    def beside(self, priority: int = SOONER) -> AbstractContextManager[None]:
+        self._side = self._sides[priority]
+        self._side.wait_event(self._mark)
         return torch.cuda.stream(self._side)
 
     def join(self) -> None:

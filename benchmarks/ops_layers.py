@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from benchmarks.ops_clock import Clock
+from benchmarks.ops_clock import SOONER, Clock
 from benchmarks.ops_consumer import consume
+from benchmarks.ops_gemm import gemm_processors
 from benchmarks.ops_shapes import WEIGHT_STD, Adapters, SiteShape
 from kernels.lora_delta import lora_delta
 from kernels.lora_delta_triton import lora_delta_triton
@@ -18,6 +19,24 @@ from kernels.lora_tuning import DeltaTuning, ShrinkTuning, num_splits, shrink_tu
 
 #: a bf16 result against fp32: roundings of u, of the delta, of weights that are exact
 ERROR_LIMIT = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one site is computed. None: what is in force.
+
+    Args:
+        order: of the launches: "branch" the pair beside the GEMM, "GEMM" the same with the GEMM
+            launched first, "shrink" the shrink before both, "after" the pair after the GEMM.
+        priority: of the branch.
+        processors: at most so many for the GEMM; 0: all.
+    """
+
+    shrink: ShrinkTuning | None = None
+    delta: DeltaTuning | None = None
+    order: str = "branch"
+    priority: int = SOONER
+    processors: int = 0
 
 
 @dataclass
@@ -37,10 +56,8 @@ class Layers:
     weights: list[list[torch.Tensor]]
     adapters: Adapters
     buffers: list[SiteBuffers]
-    shrink_tuning: ShrinkTuning | None = None
-    delta_tuning: DeltaTuning | None = None
+    choices: list[Choice] = field(default_factory=lambda: [Choice()] * 4)
     only_site: int | None = None
-    is_beside: bool = True
     _expected: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     def base(self) -> None:
@@ -57,16 +74,29 @@ class Layers:
         for layer, weights in enumerate(self.weights):
             for site, weight in enumerate(weights):
                 if self.only_site in (None, site):
-                    own = self.buffers[site]
-                    if self.is_beside:
-                        with self.clock.beside():
+                    own, choice = self.buffers[site], self.choices[site]
+                    self.ahead(layer, site, choice)
+                    with gemm_processors(choice.processors):
+                        torch.mm(own.x, weight.T, out=own.y)
+                    if choice.order == "GEMM":
+                        with self.clock.beside(choice.priority):
                             self.pair(layer, site)
-                    torch.mm(own.x, weight.T, out=own.y)
-                    if self.is_beside:
-                        self.clock.join()
-                    else:
+                    if choice.order == "after":
                         self.pair(layer, site)
+                    else:
+                        self.clock.join()
                     consume(own.y, self.stored(layer, site), own.out)
+
+    def ahead(self, layer: int, site: int, choice: Choice) -> None:
+        """What is launched before the GEMM."""
+        if choice.order == "shrink":
+            self.shrink(layer, site)
+        self.clock.mark()
+        if choice.order in ("branch", "shrink"):
+            with self.clock.beside(choice.priority):
+                if choice.order == "branch":
+                    self.shrink(layer, site)
+                self.expand(layer, site)
 
     def pair(self, layer: int, site: int) -> None:
         self.shrink(layer, site)
@@ -76,8 +106,9 @@ class Layers:
         own, adapters = self.buffers[site], self.adapters
         first_entry, num_slices = adapters.first_entry(layer, site), own.u.shape[2]
         lora_shrink_triton(
-            own.x, adapters.table, adapters.plan, first_entry, num_slices, own.u, self.shrink_tuning
-        )
+            own.x, adapters.table, adapters.plan, first_entry, num_slices, own.u,
+            self.choices[site].shrink,
+        )  # fmt: skip
 
     def expand(self, layer: int, site: int) -> None:
         own, adapters = self.buffers[site], self.adapters
@@ -90,7 +121,7 @@ class Layers:
             columns,
             adapters.site_cell(layer, site),
             own.delta,
-            self.delta_tuning,
+            self.choices[site].delta,
         )
 
     def stored(self, layer: int, site: int) -> LoraDelta:

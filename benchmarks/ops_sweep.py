@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, TextIO
 import torch
 
 from benchmarks.ops_clock import Clock
-from benchmarks.ops_layers import ERROR_LIMIT, Layers, base_weights, site_buffers, splits_of
+from benchmarks.ops_layers import (
+    ERROR_LIMIT,
+    Choice,
+    Layers,
+    base_weights,
+    site_buffers,
+    splits_of,
+)
 from benchmarks.ops_shapes import LLAMA_8B, PREFILL_ROWS, SiteShape, build_adapters, cell
 from kernels.lora_tables import PREFILL_TILE_ROWS, TILE_ROWS
 from kernels.lora_tuning import (
@@ -114,9 +121,9 @@ def layers_of(
 
 def choose(layers: Layers, candidate: Candidate) -> None:
     """Take a candidate: its number of partials decides the shape of u."""
-    layers.shrink_tuning, layers.delta_tuning = candidate
     sites, tile_rows = layers.adapters.sites, layers.adapters.plan.tile_rows
     assert layers.only_site is not None
+    layers.choices[layers.only_site] = Choice(*candidate)
     own = layers.buffers[layers.only_site]
     splits = splits_of(sites[layers.only_site], candidate[0], tile_rows)
     own.u = own.u.new_empty((splits, *own.u.shape[1:]))
@@ -207,7 +214,7 @@ class Trial:
         name = self.layers.adapters.sites[self.site].name
         value, best = min(self.found, key=lambda each: each[0])
         choose(self.layers, best)
-        self.layers.is_beside = False
+        self.layers.choices[self.site] = Choice(*best, order="after")
         after = median(self.bench.in_layer(self.layers, self.repeats)[0])
         shrink = median(self.bench.pair(self.layers, self.repeats, expands=False))
         delta = median(self.bench.pair(self.layers, self.repeats, shrinks=False))

@@ -219,8 +219,8 @@ def delta_kernel(  # type: ignore[no-untyped-def]
     """Items (tile, block of columns), spread over the programs; see kernels.lora_work.share.
 
     Lane q takes parts q, q + lanes, … of DOT_N columns of a tile of many rows; of few rows, up to
-    few_rows, those rows, with all columns. What does not depend on the kernel before (table, B) is read before waiting
-    for it.
+    few_rows, those rows, with all columns. What does not depend on the kernel before (table, B) is
+    read before waiting for it.
     """
     dtype: tl.constexpr = delta.dtype.element_ty
     rows = tl.arange(0, TILE_ROWS)

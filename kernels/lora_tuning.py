@@ -70,8 +70,8 @@ class DeltaTuning:
 
 
 # From a sweep on an H200 (triton 3.6): 16 rows of 1024 inputs, or 16 rows of 256 columns a warp.
-_SHRINK = ShrinkTuning(1024, 1024, programs=528, lanes=4, num_warps=8)
-_DELTA = DeltaTuning(1024, 256, programs=528, num_warps=4)
+_SHRINK = ShrinkTuning(1024, 1024, programs=528, lanes=4, num_warps=8, few_rows=4)
+_DELTA = DeltaTuning(1024, 256, programs=528, num_warps=4, few_rows=4)
 _PREFILL_SHRINK = ShrinkTuning(
     0, 64, programs=1056, lanes=1, num_warps=4, num_stages=5, registers=255, block_ranks=64
 )

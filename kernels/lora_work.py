@@ -16,7 +16,7 @@ def tile_at(  # type: ignore[no-untyped-def]
     return tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def index(stride):  # type: ignore[no-untyped-def]
     """This program's place among all: program p, p + stride, p + 2·stride, … follow each other.
     The stride divides the number of programs."""
