@@ -32,14 +32,14 @@ from benchmarks.attention_cases import (
     ragged_case,
 )
 from benchmarks.attention_peers import copied_layers, peers
+from benchmarks.bandwidth import copy_bytes_per_s
 from benchmarks.harness import RESULTS, ROOT, Recorder
-from benchmarks.replays import copy_bytes_per_s, measure
+from benchmarks.replays import measure
 from kernels.decode_attention import decode_attention, decode_scratch
 from kernels.decode_attention_triton import decode_attention_triton
 from kernels.prefill_attention import prefill_attention, tile_rows
 
 PARTIAL = ROOT / ".loraplex" / "benchmarks"
-COPY_BYTES = 4 << 30
 DECODES = (
     decode_case(1, 640),
     decode_case(8, 640),
@@ -188,7 +188,7 @@ def main() -> int:
     partial = options.quick or not on_gpu
     hardware = "-".join(torch.cuda.get_device_name().lower().split()) if on_gpu else ""
     recorder = Recorder("attention", hardware, results=PARTIAL if partial else RESULTS)
-    rate = copy_bytes_per_s(device, COPY_BYTES if on_gpu else 1 << 20)
+    rate = copy_bytes_per_s(device)
     recorder.add("copy bandwidth", [rate / 1e12], "TB/s", better="higher")
     bench = Bench(device, shape, pages, rate, 7 if options.quick else 25, recorder)
     for case in cases:

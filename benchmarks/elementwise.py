@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import elementwise_cases as cases
 from benchmarks import sample_cases
+from benchmarks.bandwidth import copy_bytes_per_s
 from benchmarks.harness import RESULTS, ROOT, Recorder
 
 PARTS = ("consumers", "sweep", "sample", "host")
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     partial = options.dry or set(parts) != set(PARTS)
     results = ROOT / ".loraplex" / "benchmarks" if partial else RESULTS
     recorder = Recorder("elementwise", name, results)
-    rate = 1.0 if options.dry else copy_bytes_per_us()
+    rate = 1.0 if options.dry else copy_bytes_per_s("cuda") / 1e6
     recorder.add("copy bandwidth", [rate / 1e3], "GB/s", better="higher")
     if "consumers" in parts:
         for case in cases.consumers(shape, device):
@@ -102,13 +103,6 @@ def host_us(launch: Callable[[], object], count: int) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return taken * 1e6 / count
-
-
-def copy_bytes_per_us() -> float:
-    """Bytes read and written by a large copy on the device."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / min(graph_us(lambda: target.copy_(source)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ what they have so far: a policy cannot hide a flow by never serving it.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ class Measured:
     steps: int
     seconds: float
     jain: float
-    rounds: float
+    #: turns of the resident that had the fewest
+    rounds: int
     worst_wait_steps: int
     p99_wait_steps: int
     worst_wait_s: float
@@ -30,8 +30,8 @@ class Measured:
     adapters_a_step: float
     swaps_a_thousand: float
     pauses_a_thousand: float
-    #: share of the waits, sorted, at the quantiles 0, 0.01 … 1; for the plot
-    wait_quantiles: tuple[int, ...] = ()
+    #: longest waits of the residents in steps, the luckiest first, at 0, 1 … 100 % of them
+    longest_waits: tuple[int, ...] = ()
 
 
 class Meter:
@@ -44,6 +44,8 @@ class Meter:
         self._waiting: dict[int, tuple[int, float]] = {}
         self._running: set[int] = set()
         self._waits: Counter[int] = Counter()
+        #: flow → its longest wait
+        self._longest: dict[int, int] = {}
         self._worst_s = 0.0
         self._turns: Counter[int] = Counter()
         self._service: Counter[int] = Counter()
@@ -81,7 +83,10 @@ class Meter:
 
     def _end_wait(self, flow: int) -> None:
         step, since_s = self._waiting.pop(flow, (self._steps, self._now_s))
-        self._waits[self._steps - step] += 1
+        wait = self._steps - step
+        self._waits[wait] += 1
+        if wait > self._longest.get(flow, -1):
+            self._longest[flow] = wait
         self._worst_s = max(self._worst_s, self._now_s - since_s)
 
     def measured(self, residents: Sequence[int]) -> Measured:
@@ -89,12 +94,13 @@ class Meter:
         for flow in list(self._waiting):
             self._end_wait(flow)
         quantiles = _quantiles(self._waits, 100)
+        longest = Counter(self._longest.get(flow, 0) for flow in residents)
         steps = max(1, self._steps)
         return Measured(
             steps=self._steps,
             seconds=self._now_s,
             jain=jain(self._service[flow] for flow in residents),
-            rounds=statistics.median(self._turns[flow] for flow in residents),
+            rounds=min(self._turns[flow] for flow in residents),
             worst_wait_steps=quantiles[-1],
             p99_wait_steps=quantiles[-2],
             worst_wait_s=self._worst_s,
@@ -102,7 +108,7 @@ class Meter:
             adapters_a_step=self._adapters / steps,
             swaps_a_thousand=1000 * self._swaps / steps,
             pauses_a_thousand=1000 * self._pauses / steps,
-            wait_quantiles=tuple(quantiles),
+            longest_waits=tuple(_quantiles(longest, 100)),
         )
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable
 
 from benchmarks.fairness_baselines import Fcfs
 from benchmarks.fairness_crowd import Cell, Crowd
-from benchmarks.fairness_engine import Turns, limits_of
 from benchmarks.fairness_meter import Measured, Meter
-from benchmarks.fairness_policy import COPY_S, COPY_SLOWDOWN, SWAP_IN_STEP_S, Policy, Shape
+from benchmarks.fairness_policy import COPY_S, COPY_SLOWDOWN, SWAP_IN_STEP_S, Job, Policy, Shape
+from benchmarks.fairness_turns import Turns, limits_of
 from engine_svc.core.limits import quantum_floor, turn_steps
 from engine_svc.types import EngineLimits
 
+#: all three copy adapters beside the steps: nothing but whom a step serves is compared
 TURNS, SKIP, SLICE = "loraplex", "FCFS, skips", "FCFS, 2 s slices"
-#: the same two with loraplex's copies, which leaves nothing but the scheduling to compare
-SKIP_COPY, SLICE_COPY = "FCFS, skips, own copies", "FCFS, 2 s slices, own copies"
 POLICIES = (TURNS, SKIP, SLICE)
+#: the baselines as the field has them: an adapter is brought in inside the step
+FIELD_SKIP, FIELD_SLICE = "FCFS, skips, swaps in steps", "FCFS, 2 s slices, swaps in steps"
+#: what the cap costs whoever schedules: no cap at all; and with the cap each adapter drained once,
+#: those with the most work first, copies free
+NO_CAP, CAP_ALONE = "no cap", "the cap alone"
+TRACES = (*POLICIES, FIELD_SKIP, FIELD_SLICE, NO_CAP, CAP_ALONE)
 SLICE_S = 2.0
 #: with few places the quantum ends turns, with 32 and more the steps do: 300 turns a place and 20
 #: rounds leave 16 steps a turn
@@ -28,9 +34,10 @@ TRACE_STEPS_LIMIT = 10**7
 
 
 def shape_of(cell: Cell) -> Shape:
-    """Two sequences an adapter, and as many prompt tokens as decodes in a step."""
+    """Two sequences an adapter; a full batch leaves two thirds of a step's tokens to prompts, so
+    that seats bind, not tokens."""
     seats = max(16, 2 * cell.max_loras)
-    return Shape(cell.max_loras, seats, 2 * seats)
+    return Shape(cell.max_loras, seats, 3 * seats)
 
 
 def engine_limits(cell: Cell) -> EngineLimits:
@@ -40,13 +47,16 @@ def engine_limits(cell: Cell) -> EngineLimits:
 
 
 def policy_of(name: str, cell: Cell) -> Policy:
-    own_copy_s = COPY_S * COPY_SLOWDOWN
+    shape, own_copy_s = shape_of(cell), COPY_S * COPY_SLOWDOWN
+    uncapped = dataclasses.replace(shape, max_loras=shape.max_num_seqs)
     makers: dict[str, Callable[[], Policy]] = {
         TURNS: lambda: Turns(engine_limits(cell)),
-        SKIP: lambda: Fcfs(shape_of(cell), SWAP_IN_STEP_S),
-        SLICE: lambda: Fcfs(shape_of(cell), SWAP_IN_STEP_S, SLICE_S),
-        SKIP_COPY: lambda: Fcfs(shape_of(cell), own_copy_s),
-        SLICE_COPY: lambda: Fcfs(shape_of(cell), own_copy_s, SLICE_S),
+        SKIP: lambda: Fcfs(shape, own_copy_s),
+        SLICE: lambda: Fcfs(shape, own_copy_s, SLICE_S),
+        FIELD_SKIP: lambda: Fcfs(shape, SWAP_IN_STEP_S),
+        FIELD_SLICE: lambda: Fcfs(shape, SWAP_IN_STEP_S, SLICE_S),
+        NO_CAP: lambda: Fcfs(uncapped, own_copy_s),
+        CAP_ALONE: lambda: Fcfs(shape, 0.0),
     }
     return makers[name]()
 
@@ -55,19 +65,25 @@ def run_closed(name: str, cell: Cell, steps: int) -> Measured:
     """A crowd that never stops asking, for `steps` steps."""
     policy, crowd = policy_of(name, cell), Crowd(cell)
     meter = Meter(shape_of(cell).max_num_seqs)
-    for job in crowd.first_jobs():
-        meter.submitted(job)
-        policy.submit(job)
+    _submit(policy, meter, crowd.first_jobs())
+    # what waits is most of the memory, and lives long: the collector need not look at it again
+    gc.collect()
+    gc.freeze()
     done = 0
     while done < steps:
         facts = policy.step()
         meter.stepped(facts)
         done += facts.batch > 0
         for ended in facts.finished:
-            for job in crowd.after(ended):
-                meter.submitted(job)
-                policy.submit(job)
+            _submit(policy, meter, crowd.after(ended))
+    gc.unfreeze()
     return meter.measured(crowd.residents)
+
+
+def _submit(policy: Policy, meter: Meter, jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        meter.submitted(job)
+        policy.submit(job)
 
 
 def run_trace(name: str, cell: Cell) -> float:
@@ -75,16 +91,17 @@ def run_trace(name: str, cell: Cell) -> float:
 
     Raises: RuntimeError: it never is.
     """
-    policy, left, now_s = policy_of(name, cell), 0, 0.0
-    for job in Crowd(cell).first_jobs():
+    policy, crowd = policy_of(name, cell), Crowd(cell)
+    busiest_first = name == CAP_ALONE
+    jobs = crowd.first_jobs_of_the_busiest_first() if busiest_first else list(crowd.first_jobs())
+    for job in jobs:
         policy.submit(job)
-        left += 1
+    left = len(jobs)
     for _ in range(TRACE_STEPS_LIMIT):
         facts = policy.step()
         left -= len(facts.finished)
-        now_s = facts.now_s
         if not left:
-            return now_s
+            return facts.now_s
     raise RuntimeError(f"{name}, {cell.name}: {left} jobs were not answered")
 
 

@@ -24,6 +24,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.bandwidth import copy_bytes_per_s
 from benchmarks.harness import RESULTS, Recorder
 from benchmarks.ops_clock import Clock, CudaClock, HostClock
 from benchmarks.ops_layers import ERROR_LIMIT, Layers, base_weights, site_buffers
@@ -67,7 +68,7 @@ class Bench:
     def __post_init__(self) -> None:
         device = self.clock.device
         self.weights = base_weights(self.sites, self.num_layers, self.dtype, device)
-        self.copy_bytes_a_us = self.clock.copy_bytes_a_us()
+        self.copy_bytes_a_us = copy_bytes_per_s(device) / 1e6
         self.flush_us: dict[int, float] = {}
 
     def layers(self, shape: Cell) -> Layers:
@@ -88,10 +89,16 @@ class Bench:
         differences = [(a - b) / count for a, b in zip(with_us, base_us, strict=True)]
         return differences, [a / count for a in with_us]
 
-    def pair(self, layers: Layers, repeats: int) -> list[float]:
-        """Shrink and delta of one layer after a flush before each site, µs."""
+    def pair(
+        self, layers: Layers, repeats: int, *, shrinks: bool = True, expands: bool = True
+    ) -> list[float]:
+        """Shrink and delta (or one of them) of one layer after a flush before each site, µs."""
         with_us, flush_us = self.clock.times_us(
-            [layers.all_pairs, lambda: layers.all_pairs(pairs=False)], repeats
+            [
+                lambda: layers.all_pairs(shrinks, expands),
+                lambda: layers.all_pairs(shrinks=False, expands=False),
+            ],
+            repeats,
         )
         return [(a - median(flush_us)) / len(layers.weights) for a in with_us]
 

@@ -37,10 +37,6 @@ class Clock(Protocol):
         """Put other bytes into the caches."""
         ...
 
-    def copy_bytes_a_us(self) -> float:
-        """Bytes read and written by a large copy."""
-        ...
-
 
 class HostClock:
     """A CPU: for dry runs. Numbers mean nothing."""
@@ -65,9 +61,6 @@ class HostClock:
     def join(self) -> None: ...
 
     def flush(self) -> None: ...
-
-    def copy_bytes_a_us(self) -> float:
-        return 1e4
 
 
 class CudaClock:
@@ -124,16 +117,6 @@ class CudaClock:
 
     def flush(self) -> None:
         torch.sum(self._other_bytes)
-
-    def copy_bytes_a_us(self) -> float:
-        source = torch.randint(0, 100, (2 << 30,), dtype=torch.uint8, device=self.device)
-        target = torch.empty_like(source)
-        times = self.times_us([lambda: void(target.copy_(source))], 7)[0]
-        return 2 * source.numel() / sorted(times)[len(times) // 2]
-
-
-def void(_: object) -> None:
-    """For lambdas whose value nobody wants."""
 
 
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:

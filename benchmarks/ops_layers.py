@@ -40,6 +40,7 @@ class Layers:
     shrink_tuning: ShrinkTuning | None = None
     delta_tuning: DeltaTuning | None = None
     only_site: int | None = None
+    is_beside: bool = True
     _expected: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     def base(self) -> None:
@@ -57,22 +58,39 @@ class Layers:
             for site, weight in enumerate(weights):
                 if self.only_site in (None, site):
                     own = self.buffers[site]
-                    with self.clock.beside():
-                        self.pair(layer, site)
+                    if self.is_beside:
+                        with self.clock.beside():
+                            self.pair(layer, site)
                     torch.mm(own.x, weight.T, out=own.y)
-                    self.clock.join()
+                    if self.is_beside:
+                        self.clock.join()
+                    else:
+                        self.pair(layer, site)
                     consume(own.y, self.stored(layer, site), own.out)
 
     def pair(self, layer: int, site: int) -> None:
+        self.shrink(layer, site)
+        self.expand(layer, site)
+
+    def shrink(self, layer: int, site: int) -> None:
         own, adapters = self.buffers[site], self.adapters
-        first_entry = adapters.first_entry(layer, site)
-        columns, cell = adapters.columns[site], adapters.site_cell(layer, site)
-        table, plan = adapters.table, adapters.plan
+        first_entry, num_slices = adapters.first_entry(layer, site), own.u.shape[2]
         lora_shrink_triton(
-            own.x, table, plan, first_entry, columns.num_slices, own.u, self.shrink_tuning
+            own.x, adapters.table, adapters.plan, first_entry, num_slices, own.u, self.shrink_tuning
         )
+
+    def expand(self, layer: int, site: int) -> None:
+        own, adapters = self.buffers[site], self.adapters
+        first_entry, columns = adapters.first_entry(layer, site), adapters.columns[site]
         lora_delta_triton(
-            own.u, table, plan, first_entry, columns, cell, own.delta, self.delta_tuning
+            own.u,
+            adapters.table,
+            adapters.plan,
+            first_entry,
+            columns,
+            adapters.site_cell(layer, site),
+            own.delta,
+            self.delta_tuning,
         )
 
     def stored(self, layer: int, site: int) -> LoraDelta:
@@ -80,15 +98,16 @@ class Layers:
         cell = adapters.site_cell(layer, site)
         return LoraDelta(own.delta, adapters.row_slot, adapters.table, cell)
 
-    def all_pairs(self, flushed: bool = True, pairs: bool = True) -> None:
+    def all_pairs(self, shrinks: bool = True, expands: bool = True) -> None:
         """The peers' way: each site's two launches alone, with cold caches."""
         for layer in range(len(self.weights)):
             for site in range(len(self.adapters.sites)):
                 if self.only_site in (None, site):
-                    if flushed:
-                        self.clock.flush()
-                    if pairs:
-                        self.pair(layer, site)
+                    self.clock.flush()
+                    if shrinks:
+                        self.shrink(layer, site)
+                    if expands:
+                        self.expand(layer, site)
 
     def worst_error(self) -> float:
         """‖delta − fp32‖ / ‖fp32‖ of the last layer's sites, as the graph leaves them; NaN where

@@ -33,18 +33,6 @@ def measure(
     return seconds
 
 
-def copy_bytes_per_s(device: torch.device, num_bytes: int) -> float:
-    """Bytes read plus bytes written each second by a device-to-device copy."""
-    source = torch.empty(num_bytes // 2, dtype=torch.bfloat16, device=device).normal_()
-    target = torch.empty_like(source)
-    seconds = measure({"copy": lambda: _copy(source, target)}, 9, device)["copy"]
-    return 2 * num_bytes / sorted(seconds)[len(seconds) // 2]
-
-
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    target.copy_(source)
-
-
 def _capture(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
     run()
     torch.cuda.synchronize()

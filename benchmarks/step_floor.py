@@ -3,18 +3,14 @@ measured in the same run."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from benchmarks.bandwidth import copy_bytes_per_s
 from engine_svc.layout import DTYPE_BYTES
 from engine_svc.model.build import LoadedModel
-
-_COPY_BYTES = {"cuda": 4 << 30, "cpu": 64 << 20}
-_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class StepFloor:
         # a step reads one row of the embeddings for each token
         weights = model.weights_bytes - base.vocab_size * base.hidden_size * item
         return cls(
-            copy_bandwidth(model.device), weights, model.layout.page_bytes // model.page_size
+            copy_bytes_per_s(model.device), weights, model.layout.page_bytes // model.page_size
         )
 
     def num_bytes(self, contexts: Sequence[int], adapters_bytes: Iterable[int]) -> int:
@@ -40,21 +36,6 @@ class StepFloor:
 
     def seconds(self, contexts: Sequence[int], adapters_bytes: Iterable[int]) -> float:
         return self.num_bytes(contexts, adapters_bytes) / self.bytes_per_s
-
-
-def copy_bandwidth(device: str) -> float:
-    """Bytes read and written a second by a large copy within the device's memory."""
-    size = _COPY_BYTES[device]
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    rates = []
-    for _ in range(_ROUNDS):
-        synchronize(device)
-        began = time.perf_counter()
-        target.copy_(source)
-        synchronize(device)
-        rates.append(2 * size / (time.perf_counter() - began))
-    return statistics.median(rates)
 
 
 def synchronize(device: str) -> None:

@@ -145,6 +145,8 @@ def build_core(
         # on a CPU the next plan has nothing to overlap with
         run_ahead=int(model.device != "cpu"),
         prefix_cache=settings.enable_prefix_caching,
+        # a place must not wait for a copy when turns are short
+        prefetch_adapters=max(2, settings.max_loras // 4),
     )
     try:
         core = EngineCore(

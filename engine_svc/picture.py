@@ -38,5 +38,6 @@ def picture(
         residents=core.residents,
         flows=core.flows,
         turns=core.turns,
+        tenants=core.tenants,
         step_s=core.step_s,
     )

@@ -206,8 +206,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One seat's token. −1: the row's logits were not finite, and the sequence must fail."""
 
     seat: int
@@ -249,8 +248,7 @@ class Admitted:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(NamedTuple):
     """New tokens of one choice. A stopping token is one of them, and named by stop_token_id."""
 
     request_id: str
@@ -359,6 +357,26 @@ class FlowSnapshot:
     adapter_weight: float = 1.0
     #: how far its counter is behind its tenant's virtual time; below 0: ahead
     service_lag: float = 0.0
+    #: service beyond the quantums of its turns, taken off its next ones
+    debt: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSnapshot:
+    """One tenant's part of a class: what its flows have together, and its place in the ring."""
+
+    service_class: ServiceClass
+    tenant: str
+    #: 1, 2 … among the tenants of its class whose adapters want a place; 0: none of its does
+    ring_position: int = 0
+    #: its flows that stand in the ring, and all of its
+    ring_flows: int = 0
+    flows: int = 0
+    weight: float = 1.0
+    #: as FlowSnapshot's, among the tenants of its class
+    virtual_counter: float = 0.0
+    service_lag: float = 0.0
+    debt: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +409,11 @@ class RequestExplanation:
     completion_tokens: int = 0
     demanding_adapters: int = 0
     max_loras: int = 0
+    tenant: TenantSnapshot | None = None
+    #: what it was charged until now: computed tokens at their prices
+    service: float = 0.0
+    #: what admission would expect now for one more request of its flow
+    predicted_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +447,7 @@ class CoreSnapshot:
     residents: tuple[ResidentAdapter, ...] = ()
     flows: tuple[FlowSnapshot, ...] = ()
     turns: tuple[TurnSnapshot, ...] = ()
+    tenants: tuple[TenantSnapshot, ...] = ()
     #: smoothed seconds of a step
     step_s: float = 0.0
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from kernels.lora_launch import TABLE_NUMBERS, cast_for_dot, num_programs, overlaps
 from kernels.lora_tables import (
@@ -19,6 +19,10 @@ from kernels.lora_tables import (
     SiteTable,
 )
 from kernels.lora_tuning import DeltaTuning, delta_tuning
+from kernels.lora_work import share, tile_at
+
+#: ranks of one product of several rows where an adapter has more than one block
+WIDE_RANKS = 32
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -58,6 +62,8 @@ def one_row_delta(  # type: ignore[no-untyped-def]
     u_row,
     arena,
     b_offs,
+    b_offset,
+    num_blocks,
     rank,
     num_cols,
     columns,
@@ -75,7 +81,8 @@ def one_row_delta(  # type: ignore[no-untyped-def]
     splits = tl.arange(0, SPLITS_POWER)
     for block in range(tl.cdiv(rank, RANK_BLOCK)):
         live_ranks = block * RANK_BLOCK + ranks < rank
-        b = (arena + tl.load(b_offs + block) * OFFSET_UNIT).to(tl.pointer_type(dtype))
+        b = (arena + b_offset * OFFSET_UNIT).to(tl.pointer_type(dtype))
+        b_offset = tl.load(b_offs + tl.minimum(block + 1, num_blocks - 1))
         b_tile = tl.load(
             tl.multiple_of(b, 16) + ranks[:, None].to(tl.int64) * num_cols + columns[None, :],
             mask=live_ranks[:, None] & (columns < num_cols)[None, :],
@@ -94,6 +101,28 @@ def one_row_delta(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def summed(  # type: ignore[no-untyped-def]
+    u_rows,
+    live_rows,
+    ranks,
+    live_ranks,
+    u_split_stride,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_POWER: tl.constexpr,
+):
+    """[rows, ranks] sums of all parts of u, read by one load: added one by one, each part would
+    pass through shared memory alone, one after the other."""
+    splits = tl.arange(0, SPLITS_POWER)
+    live = (splits < NUM_SPLITS)[:, None, None] & live_rows[None, :, None]
+    parts = tl.load(
+        u_rows[None, :, :] + (splits * u_split_stride)[:, None, None] + ranks[None, None, :],
+        mask=live & live_ranks[None, None, :],
+        other=0.0,
+    )
+    return tl.sum(parts, axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def many_rows_delta(  # type: ignore[no-untyped-def]
     totals,
     u_rows,
@@ -106,28 +135,37 @@ def many_rows_delta(  # type: ignore[no-untyped-def]
     u_split_stride,
     dtype: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    SPLITS_POWER: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
     CAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """totals [rows, columns] + B·u of the rows of one tile. u_rows: [rows, 1] pointers."""
-    ranks = tl.arange(0, RANK_BLOCK)
-    for block in range(tl.cdiv(rank, RANK_BLOCK)):
-        live_ranks = block * RANK_BLOCK + ranks < rank
-        b = (arena + tl.load(b_offs + block) * OFFSET_UNIT).to(tl.pointer_type(dtype))
+    """totals [rows, columns] + B·u of the rows of one tile, RANKS ranks (some blocks) at once.
+    u_rows: [rows, 1] pointers."""
+    for first in range(0, rank, RANKS):
+        ranks = first + tl.arange(0, RANKS)
+        live_ranks = ranks < rank
+        if RANKS == RANK_BLOCK:
+            b = (arena + tl.load(b_offs + first // RANK_BLOCK) * OFFSET_UNIT).to(
+                tl.pointer_type(dtype)
+            )
+            b_rows = tl.multiple_of(b, 16) + (ranks - first)[:, None].to(tl.int64) * num_cols
+        else:
+            offsets = tl.load(b_offs + ranks // RANK_BLOCK, mask=live_ranks, other=0)
+            b = tl.multiple_of((arena + offsets * OFFSET_UNIT).to(tl.pointer_type(dtype)), 16)
+            b_rows = (b + (ranks % RANK_BLOCK).to(tl.int64) * num_cols)[:, None]
         b_tile = tl.load(
-            tl.multiple_of(b, 16) + ranks[:, None].to(tl.int64) * num_cols + columns[None, :],
+            b_rows + columns[None, :],
             mask=live_ranks[:, None] & (columns < num_cols)[None, :],
             other=0.0,
         )
-        v = tl.zeros((totals.shape[0], RANK_BLOCK), dtype=tl.float32)
-        for split in tl.static_range(NUM_SPLITS):
-            v += tl.load(
-                u_rows + split * u_split_stride + (block * RANK_BLOCK + ranks)[None, :],
-                mask=live_rows[:, None] & live_ranks[None, :],
-                other=0.0,
-            )
-        v = v.to(dtype)
+        if PDL:
+            gdc_wait()
+        v = summed(
+            u_rows, live_rows, ranks, live_ranks, u_split_stride, NUM_SPLITS, SPLITS_POWER
+        ).to(dtype)
         if CAST:
             v, b_tile = v.to(tl.float32), b_tile.to(tl.float32)
         totals = tl.dot(v, b_tile, totals, input_precision="tf32x3")
@@ -151,6 +189,7 @@ def delta_kernel(  # type: ignore[no-untyped-def]
     num_entries,
     num_blocks,
     num_cells,
+    capacity,
     u_split_stride,
     u_row_stride,
     u_slice_stride,
@@ -163,25 +202,26 @@ def delta_kernel(  # type: ignore[no-untyped-def]
     DOT_N: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
+    WIDE_RANKS: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
     ALIGNED: tl.constexpr,
     CAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program p: items (tile, block of columns) p, p + P, …
+    """Items (tile, block of columns), spread over the programs; see kernels.lora_work.share.
 
-    What does not depend on the kernel before (table, B) is read before waiting for it.
+    Lane q takes parts q, q + lanes, … of DOT_N columns of a tile of several rows; lane 0 all
+    columns of one row. What does not depend on the kernel before (table, B) is read before waiting
+    for it.
     """
-    if PDL:
-        gdc_launch_dependents()
     dtype: tl.constexpr = delta.dtype.element_ty
     rows = tl.arange(0, TILE_ROWS)
-    num_items = tl.load(num_tiles) * COLUMN_BLOCKS
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        tile = tiles + 3 * (item // COLUMN_BLOCKS)
-        slot = tl.load(tile).to(tl.int64)
-        first_row = tl.load(tile + 1).to(tl.int64)
-        num_rows = tl.load(tile + 2)
+    next_slot, next_row, next_count = tile_at(tiles, tl.program_id(0) // COLUMN_BLOCKS, capacity)
+    first_item, end, lane, lanes = share(tl.load(num_tiles) * COLUMN_BLOCKS, BLOCK_N // DOT_N)
+    if lane > 0:
+        next_slot, next_row, next_count = tile_at(tiles, first_item // COLUMN_BLOCKS, capacity)
+    for item in range(first_item, end, tl.num_programs(0)):
+        slot, first_row, num_rows = next_slot.to(tl.int64), next_row.to(tl.int64), next_count
         slice_index, col0, num_cols, start = column_block(
             spans, item % COLUMN_BLOCKS, NUM_SLICES, BLOCK_N, ALIGNED
         )
@@ -189,57 +229,89 @@ def delta_kernel(  # type: ignore[no-untyped-def]
         is_live = tl.load(live_at + slot * num_cells + cell)
         constant = tl.load(c_off + slot * num_cells + cell)
         rank = tl.load(rank_of + entry)
-        c = (arena + constant * OFFSET_UNIT).to(tl.pointer_type(tl.float32)) + col0
         b_offs = b_off + entry * num_blocks
+        b_offset = tl.load(b_offs)
+        next_slot, next_row, next_count = tile_at(
+            tiles, (item + tl.num_programs(0)) // COLUMN_BLOCKS, capacity
+        )
+        c = (arena + constant * OFFSET_UNIT).to(tl.pointer_type(tl.float32)) + col0
         u_row = u + first_row * u_row_stride + slice_index * u_slice_stride
         out = delta + first_row * delta_stride + col0
         if is_live != 0:
             if num_rows == 1:
-                columns = start + tl.arange(0, BLOCK_N)
-                total = constant_part(c, constant, columns, num_cols, BLOCK_N)
-                total = one_row_delta(
-                    total,
-                    u_row,
-                    arena,
-                    b_offs,
-                    rank,
-                    num_cols,
-                    columns,
-                    u_split_stride,
-                    dtype,
-                    NUM_SPLITS,
-                    SPLITS_POWER,
-                    RANK_BLOCK,
-                    OFFSET_UNIT,
-                    PDL,
-                )
-                if PDL:
-                    gdc_wait()  # where there is a constant alone, nothing has waited yet
-                tl.store(out + columns, total.to(dtype), mask=columns < num_cols)
-            else:
-                if PDL:
-                    gdc_wait()
-                live_rows = rows < num_rows
-                for part in range(0, BLOCK_N, DOT_N):
-                    columns = start + part + tl.arange(0, DOT_N)
-                    totals = tl.zeros((TILE_ROWS, DOT_N), dtype=tl.float32)
-                    totals += constant_part(c, constant, columns, num_cols, DOT_N)[None, :]
-                    totals = many_rows_delta(
-                        totals,
-                        u_row + rows[:, None] * u_row_stride,
-                        live_rows,
+                if lane == 0:
+                    columns = start + tl.arange(0, BLOCK_N)
+                    total = constant_part(c, constant, columns, num_cols, BLOCK_N)
+                    total = one_row_delta(
+                        total,
+                        u_row,
                         arena,
                         b_offs,
+                        b_offset,
+                        num_blocks,
                         rank,
                         num_cols,
                         columns,
                         u_split_stride,
                         dtype,
                         NUM_SPLITS,
+                        SPLITS_POWER,
                         RANK_BLOCK,
                         OFFSET_UNIT,
-                        CAST,
+                        PDL,
                     )
+                    if PDL:
+                        gdc_wait()  # where there is a constant alone, nothing has waited yet
+                    tl.store(out + columns, total.to(dtype), mask=columns < num_cols)
+            else:
+                live_rows = rows < num_rows
+                u_rows = u_row + rows[:, None] * u_row_stride
+                for part in range(lane * DOT_N, BLOCK_N, lanes * DOT_N):
+                    columns = start + part + tl.arange(0, DOT_N)
+                    totals = tl.zeros((TILE_ROWS, DOT_N), dtype=tl.float32)
+                    totals += constant_part(c, constant, columns, num_cols, DOT_N)[None, :]
+                    if rank <= RANK_BLOCK:
+                        totals = many_rows_delta(
+                            totals,
+                            u_rows,
+                            live_rows,
+                            arena,
+                            b_offs,
+                            rank,
+                            num_cols,
+                            columns,
+                            u_split_stride,
+                            dtype,
+                            NUM_SPLITS,
+                            SPLITS_POWER,
+                            RANK_BLOCK,
+                            RANK_BLOCK,
+                            OFFSET_UNIT,
+                            CAST,
+                            PDL,
+                        )
+                    else:
+                        totals = many_rows_delta(
+                            totals,
+                            u_rows,
+                            live_rows,
+                            arena,
+                            b_offs,
+                            rank,
+                            num_cols,
+                            columns,
+                            u_split_stride,
+                            dtype,
+                            NUM_SPLITS,
+                            SPLITS_POWER,
+                            RANK_BLOCK,
+                            WIDE_RANKS,
+                            OFFSET_UNIT,
+                            CAST,
+                            PDL,
+                        )
+                    if PDL:
+                        gdc_wait()
                     tl.store(
                         out + rows[:, None] * delta_stride + columns[None, :],
                         totals.to(dtype),
@@ -273,6 +345,7 @@ def lora_delta_triton(
 
         launch_prefill_delta(u, table, plan, first_entry, columns, cell, delta, tuning)
         return delta
+    early = tuning.early and overlaps(delta)
     launch: Any = delta_kernel[(num_programs(delta, tuning.programs),)]
     launch(
         u,
@@ -290,6 +363,7 @@ def lora_delta_triton(
         table.b_off.shape[1],
         table.b_off.shape[2],
         table.c_off.shape[1],
+        plan.tiles.shape[0],
         u.stride(0),
         u.stride(1),
         u.stride(2),
@@ -302,13 +376,14 @@ def lora_delta_triton(
         DOT_N=tuning.dot_columns,
         TILE_ROWS=plan.tile_rows,
         RANK_BLOCK=RANK_BLOCK,
+        WIDE_RANKS=WIDE_RANKS,
         OFFSET_UNIT=OFFSET_UNIT,
         ALIGNED=columns.aligned,
         CAST=cast_for_dot(delta),
-        PDL=overlaps(delta),
+        PDL=early,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
         maxnreg=tuning.registers,
-        launch_pdl=overlaps(delta),
+        launch_pdl=early,
     )
     return delta

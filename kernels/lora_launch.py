@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 #: whole numbers that differ between layers and tables: no compiled variant for any value of them
-TABLE_NUMBERS = ("first_entry", "cell", "num_entries", "num_blocks", "num_cells")
+TABLE_NUMBERS = ("first_entry", "cell", "num_entries", "num_blocks", "num_cells", "capacity")
 
 
 def overlaps(x: torch.Tensor) -> bool:

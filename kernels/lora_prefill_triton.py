@@ -11,7 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lora_delta_triton import column_block, constant_part, many_rows_delta
+from kernels.lora_delta_triton import (
+    WIDE_RANKS,
+    column_block,
+    constant_part,
+    many_rows_delta,
+    summed,
+)
 from kernels.lora_launch import TABLE_NUMBERS, cast_for_dot, num_programs
 from kernels.lora_tables import (
     OFFSET_UNIT,
@@ -22,9 +28,6 @@ from kernels.lora_tables import (
     SiteTable,
 )
 from kernels.lora_tuning import DeltaTuning, ShrinkTuning
-
-#: rows of one product of the delta: more are slower
-DOT_ROWS = 16
 
 
 @triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
@@ -139,9 +142,12 @@ def prefill_delta_kernel(  # type: ignore[no-untyped-def]
     COLUMN_BLOCKS: tl.constexpr,
     NUM_SLICES: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    SPLITS_POWER: tl.constexpr,
     BLOCK_N: tl.constexpr,
     DOT_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
+    WIDE_RANKS: tl.constexpr,
+    STAGES: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
     ALIGNED: tl.constexpr,
     CAST: tl.constexpr,
@@ -166,31 +172,69 @@ def prefill_delta_kernel(  # type: ignore[no-untyped-def]
         if tl.load(live_at + slot * num_cells + cell) != 0:
             c = (arena + constant * OFFSET_UNIT).to(tl.pointer_type(tl.float32)) + col0
             c_tile = constant_part(c, constant, columns, num_cols, BLOCK_N)
-            for row0 in range(0, num_rows, DOT_ROWS):
-                rows = row0 + tl.arange(0, DOT_ROWS)
-                live_rows = rows < num_rows
-                totals = tl.zeros((DOT_ROWS, BLOCK_N), dtype=tl.float32) + c_tile[None, :]
-                totals = many_rows_delta(
-                    totals,
-                    u_slice + rows[:, None].to(tl.int64) * u_row_stride,
-                    live_rows,
-                    arena,
-                    b_off + entry * num_blocks,
-                    rank,
-                    num_cols,
-                    columns,
-                    u_split_stride,
-                    dtype,
-                    NUM_SPLITS,
-                    RANK_BLOCK,
-                    OFFSET_UNIT,
-                    CAST,
+            if rank <= RANK_BLOCK:
+                # most adapters: B is read once for all rows
+                ranks = tl.arange(0, RANK_BLOCK)
+                b = (arena + tl.load(b_off + entry * num_blocks) * OFFSET_UNIT).to(
+                    tl.pointer_type(dtype)
                 )
-                tl.store(
-                    out + rows[:, None].to(tl.int64) * delta_stride + columns[None, :],
-                    totals.to(dtype),
-                    mask=live_rows[:, None] & (columns < num_cols)[None, :],
+                b_tile = tl.load(
+                    tl.multiple_of(b, 16) + ranks[:, None].to(tl.int64) * num_cols + columns[None],
+                    mask=(ranks < rank)[:, None] & (columns < num_cols)[None, :],
+                    other=0.0,
                 )
+                if CAST:
+                    b_tile = b_tile.to(tl.float32)
+                for row0 in tl.range(0, num_rows, DOT_ROWS, num_stages=STAGES):
+                    rows = row0 + tl.arange(0, DOT_ROWS)
+                    live_rows = rows < num_rows
+                    v = summed(
+                        u_slice + rows[:, None].to(tl.int64) * u_row_stride,
+                        live_rows,
+                        ranks,
+                        ranks < rank,
+                        u_split_stride,
+                        NUM_SPLITS,
+                        SPLITS_POWER,
+                    ).to(dtype)
+                    if CAST:
+                        v = v.to(tl.float32)
+                    totals = tl.zeros((DOT_ROWS, BLOCK_N), dtype=tl.float32) + c_tile[None, :]
+                    totals = tl.dot(v, b_tile, totals, input_precision="tf32x3")
+                    tl.store(
+                        out + rows[:, None].to(tl.int64) * delta_stride + columns[None, :],
+                        totals.to(dtype),
+                        mask=live_rows[:, None] & (columns < num_cols)[None, :],
+                    )
+            else:
+                for row0 in range(0, num_rows, DOT_ROWS):
+                    rows = row0 + tl.arange(0, DOT_ROWS)
+                    live_rows = rows < num_rows
+                    totals = tl.zeros((DOT_ROWS, BLOCK_N), dtype=tl.float32) + c_tile[None, :]
+                    totals = many_rows_delta(
+                        totals,
+                        u_slice + rows[:, None].to(tl.int64) * u_row_stride,
+                        live_rows,
+                        arena,
+                        b_off + entry * num_blocks,
+                        rank,
+                        num_cols,
+                        columns,
+                        u_split_stride,
+                        dtype,
+                        NUM_SPLITS,
+                        SPLITS_POWER,
+                        RANK_BLOCK,
+                        WIDE_RANKS,
+                        OFFSET_UNIT,
+                        CAST,
+                        False,
+                    )
+                    tl.store(
+                        out + rows[:, None].to(tl.int64) * delta_stride + columns[None, :],
+                        totals.to(dtype),
+                        mask=live_rows[:, None] & (columns < num_cols)[None, :],
+                    )
 
 
 def launch_prefill_shrink(
@@ -273,9 +317,12 @@ def launch_prefill_delta(
         COLUMN_BLOCKS=blocks,
         NUM_SLICES=columns.num_slices,
         NUM_SPLITS=u.shape[0],
+        SPLITS_POWER=triton.next_power_of_2(u.shape[0]),
         BLOCK_N=tuning.block_columns,
-        DOT_ROWS=DOT_ROWS,
+        DOT_ROWS=tuning.dot_rows,
         RANK_BLOCK=RANK_BLOCK,
+        WIDE_RANKS=WIDE_RANKS,
+        STAGES=tuning.num_stages,
         OFFSET_UNIT=OFFSET_UNIT,
         ALIGNED=columns.aligned,
         CAST=cast_for_dot(delta),

@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.lora_launch import TABLE_NUMBERS, cast_for_dot, num_programs, overlaps
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
 from kernels.lora_tuning import ShrinkTuning, shrink_tuning
+from kernels.lora_work import share, tile_at
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -30,7 +31,7 @@ def dot_by_warps(x_tile, a_tile, WARPS: tl.constexpr, CAST: tl.constexpr):  # ty
 @triton.jit  # type: ignore[untyped-decorator]
 def one_row_partial(  # type: ignore[no-untyped-def]
     x_row,
-    a_rows,
+    a,
     live_ranks,
     k0,
     K: tl.constexpr,
@@ -39,54 +40,76 @@ def one_row_partial(  # type: ignore[no-untyped-def]
     RANK_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """[RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1, without tensor cores."""
-    total = tl.zeros((RANK_BLOCK,), dtype=tl.float32)
-    for part in range(0, SPLIT_K, BLOCK_K):
+    """[RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1, without tensor cores; unrolled, so that all
+    loads are on their way at once."""
+    totals = tl.zeros((RANK_BLOCK, BLOCK_K), dtype=tl.float32)
+    a_rows = a + tl.arange(0, RANK_BLOCK)[:, None].to(tl.int64) * K
+    for part in tl.static_range(0, SPLIT_K, BLOCK_K):
         k = k0 + part + tl.arange(0, BLOCK_K)
         live_a = live_ranks[:, None]
         if K % SPLIT_K:
             live_a = live_a & (k < K)[None, :]
         a_tile = tl.load(a_rows + k[None, :], mask=live_a, other=0.0)
-        if PDL:
+        if PDL and part == 0:
             gdc_wait()
         if K % SPLIT_K:
             x_part = tl.load(x_row + k, mask=k < K, other=0.0)
         else:
             x_part = tl.load(x_row + k)
-        product = a_tile.to(tl.float32) * x_part.to(tl.float32)[None, :]
-        total += tl.sum(product, axis=1)
-    return total
+        totals += a_tile.to(tl.float32) * x_part.to(tl.float32)[None, :]
+    return tl.sum(totals, axis=1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def many_rows_partial(  # type: ignore[no-untyped-def]
     x_rows,
-    a_rows,
+    a,
     live_rows,
     live_ranks,
     k0,
     K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DOT_K: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
     CAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """[TILE_ROWS, RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1."""
+    """[TILE_ROWS, RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1. DOT_K 0: BLOCK_K inputs at once, a
+    part of them a warp; else DOT_K at once, STAGES of them on their way."""
     totals = tl.zeros((TILE_ROWS, RANK_BLOCK), dtype=tl.float32)
-    for part in range(0, SPLIT_K, BLOCK_K):
-        k = k0 + part + tl.arange(0, BLOCK_K)
-        live_a, live_x = live_ranks[:, None], live_rows[:, None]
-        if K % SPLIT_K:
-            live_a = live_a & (k < K)[None, :]
-            live_x = live_x & (k < K)[None, :]
-        a_tile = tl.load(a_rows + k[None, :], mask=live_a, other=0.0)
+    ranks = tl.arange(0, RANK_BLOCK)
+    if DOT_K == 0:
+        a_rows = a + ranks[:, None].to(tl.int64) * K
+        for part in range(0, SPLIT_K, BLOCK_K):
+            k = k0 + part + tl.arange(0, BLOCK_K)
+            live_a, live_x = live_ranks[:, None], live_rows[:, None]
+            if K % SPLIT_K:
+                live_a = live_a & (k < K)[None, :]
+                live_x = live_x & (k < K)[None, :]
+            a_tile = tl.load(a_rows + k[None, :], mask=live_a, other=0.0)
+            if PDL:
+                gdc_wait()
+            x_tile = tl.load(x_rows + k[None, :], mask=live_x, other=0.0)
+            totals += dot_by_warps(x_tile, a_tile, WARPS, CAST)
+    else:
+        a_columns = a + ranks[None, :].to(tl.int64) * K
         if PDL:
             gdc_wait()
-        x_tile = tl.load(x_rows + k[None, :], mask=live_x, other=0.0)
-        totals += dot_by_warps(x_tile, a_tile, WARPS, CAST)
+        for part in tl.range(0, SPLIT_K, DOT_K, num_stages=STAGES):
+            k = k0 + part + tl.arange(0, DOT_K)
+            live_a, live_x = live_ranks[None, :], live_rows[:, None]
+            if K % SPLIT_K:
+                live_a = live_a & (k < K)[:, None]
+                live_x = live_x & (k < K)[None, :]
+            x_tile = tl.load(x_rows + k[None, :], mask=live_x, other=0.0)
+            a_tile = tl.load(a_columns + k[:, None], mask=live_a, other=0.0)
+            if CAST:
+                x_tile, a_tile = x_tile.to(tl.float32), a_tile.to(tl.float32)
+            totals = tl.dot(x_tile, a_tile, totals, input_precision="tf32x3")
     return totals
 
 
@@ -103,6 +126,7 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     first_entry,
     num_entries,
     num_blocks,
+    capacity,
     x_stride,
     u_split_stride,
     u_row_stride,
@@ -110,63 +134,75 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DOT_K: tl.constexpr,
     NUM_SLICES: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
+    LANES: tl.constexpr,
     WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
     CAST: tl.constexpr,
     PDL: tl.constexpr,
+    LEADS: tl.constexpr,
 ):
-    """Program (p, q): items (tile, slice, split) p, p + P, …; rank blocks q, q + Q, … of each.
+    """Items (tile, slice, split), spread over the programs; see kernels.lora_work.share.
 
-    What does not depend on the kernel before (table, A) is read before waiting for it.
+    Lane q takes rank blocks q, q + lanes, … of an item. What does not depend on the kernel before
+    (table, A) is read before waiting for it.
     """
-    if PDL:
+    if LEADS:
         gdc_launch_dependents()
     NUM_SPLITS: tl.constexpr = (K + SPLIT_K - 1) // SPLIT_K
+    ITEMS: tl.constexpr = NUM_SLICES * NUM_SPLITS
     rows = tl.arange(0, TILE_ROWS)
     ranks = tl.arange(0, RANK_BLOCK)
-    num_items = tl.load(num_tiles) * (NUM_SLICES * NUM_SPLITS)
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+    next_slot, next_row, next_count = tile_at(tiles, tl.program_id(0) // ITEMS, capacity)
+    first_item, end, lane, lanes = share(tl.load(num_tiles) * ITEMS, LANES)
+    if lane > 0:
+        next_slot, next_row, next_count = tile_at(tiles, first_item // ITEMS, capacity)
+    for item in range(first_item, end, tl.num_programs(0)):
+        slot, first_row, num_rows = next_slot.to(tl.int64), next_row.to(tl.int64), next_count
         split = item % NUM_SPLITS
         slice_index = item // NUM_SPLITS % NUM_SLICES
-        tile = tiles + 3 * (item // (NUM_SPLITS * NUM_SLICES))
-        slot = tl.load(tile).to(tl.int64)
-        first_row = tl.load(tile + 1).to(tl.int64)
-        num_rows = tl.load(tile + 2)
         entry = slot * num_entries + first_entry + slice_index
         rank = tl.load(rank_of + entry)
         scale = tl.load(scale_of + entry)
+        offset = tl.load(a_off + entry * num_blocks + lane)
+        next_slot, next_row, next_count = tile_at(
+            tiles, (item + tl.num_programs(0)) // ITEMS, capacity
+        )
         x_row = x + first_row * x_stride
         k0 = split * SPLIT_K
         target = u + first_row * u_row_stride + slice_index * u_slice_stride
         target += split * u_split_stride
-        for block in range(tl.program_id(1), tl.cdiv(rank, RANK_BLOCK), tl.num_programs(1)):
+        for block in range(lane, tl.cdiv(rank, RANK_BLOCK), lanes):
             live_ranks = block * RANK_BLOCK + ranks < rank
-            offset = tl.load(a_off + entry * num_blocks + block) * OFFSET_UNIT
-            a = tl.multiple_of((arena + offset).to(tl.pointer_type(x.dtype.element_ty)), 16)
-            a_rows = a + ranks[:, None].to(tl.int64) * K
+            a = (arena + offset * OFFSET_UNIT).to(tl.pointer_type(x.dtype.element_ty))
+            a = tl.multiple_of(a, 16)
+            offset = tl.load(a_off + entry * num_blocks + tl.minimum(block + lanes, num_blocks - 1))
             out = target + block * RANK_BLOCK
             if num_rows == 1:
                 total = one_row_partial(
-                    x_row, a_rows, live_ranks, k0, K, SPLIT_K, BLOCK_K, RANK_BLOCK, PDL
+                    x_row, a, live_ranks, k0, K, SPLIT_K, BLOCK_K, RANK_BLOCK, PDL
                 )
                 tl.store(out + ranks, total * scale, mask=live_ranks)
             else:
                 live_rows = rows < num_rows
                 totals = many_rows_partial(
                     x_row + rows[:, None] * x_stride,
-                    a_rows,
+                    a,
                     live_rows,
                     live_ranks,
                     k0,
                     K,
                     SPLIT_K,
                     BLOCK_K,
+                    DOT_K,
                     TILE_ROWS,
                     RANK_BLOCK,
                     WARPS,
+                    STAGES,
                     CAST,
                     PDL,
                 )
@@ -210,9 +246,8 @@ def lora_shrink_triton(
 
         launch_prefill_shrink(x, table, plan, first_entry, num_slices, u, tuning)
         return u
-    lanes = min(tuning.lanes, table.a_off.shape[2])
-    grid = (num_programs(x, tuning.programs), lanes)
-    launch: Any = shrink_kernel[grid]
+    early = tuning.early and overlaps(x)
+    launch: Any = shrink_kernel[(num_programs(x, tuning.programs),)]
     launch(
         x,
         table.arena,
@@ -225,6 +260,7 @@ def lora_shrink_triton(
         first_entry,
         table.a_off.shape[1],
         table.a_off.shape[2],
+        plan.tiles.shape[0],
         x.stride(0),
         u.stride(0),
         u.stride(1),
@@ -232,16 +268,20 @@ def lora_shrink_triton(
         K=in_features,
         SPLIT_K=tuning.split_k,
         BLOCK_K=tuning.block_k * 2 // x.element_size(),
+        DOT_K=tuning.dot_k * 2 // x.element_size(),
         NUM_SLICES=num_slices,
         TILE_ROWS=plan.tile_rows,
         RANK_BLOCK=RANK_BLOCK,
         OFFSET_UNIT=OFFSET_UNIT,
+        LANES=min(tuning.lanes, table.a_off.shape[2]),
         WARPS=tuning.num_warps,
+        STAGES=tuning.num_stages,
         CAST=cast_for_dot(x),
-        PDL=overlaps(x),
+        PDL=early,
+        LEADS=overlaps(x),
         num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
+        num_stages=1,
         maxnreg=tuning.registers,
-        launch_pdl=overlaps(x),
+        launch_pdl=early,
     )
     return u

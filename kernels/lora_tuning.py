@@ -18,10 +18,14 @@ MAX_SPLITS = 16
 class ShrinkTuning:
     """Args:
     split_k: inputs summed into one partial.
-    block_k: inputs read at once; divides split_k.
-    programs, lanes: grid; programs walk (tile, slice, split), lanes the rank blocks of one.
+    block_k: inputs of one row read by one instruction; divides split_k.
+    programs: grid; programs walk (tile, slice, split).
+    lanes: programs that may share the rank blocks of one item, where there are programs to spare.
+    dot_k: inputs of one product of several rows, `num_stages` of them on their way; divides
+        split_k. 0: block_k at once, a part of them a warp.
     registers: a thread, at most; 128 lets four programs of 128 threads share a multiprocessor.
     block_ranks: rows of A of one product; decode takes one rank block, prefill a few.
+    early: begin before the kernel before has ended (programmatic dependent launch).
     """
 
     split_k: int
@@ -29,9 +33,11 @@ class ShrinkTuning:
     programs: int
     lanes: int
     num_warps: int
+    dot_k: int = 0
     num_stages: int = 1
     registers: int = 128
     block_ranks: int = 16
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class DeltaTuning:
     block_columns: columns of one work item.
     dot_columns: columns of one product of several rows; divides block_columns.
     programs: grid.
+    early: begin before the shrink has ended (programmatic dependent launch).
+    dot_rows: rows of one product in a prefill.
     """
 
     block_columns: int
@@ -48,12 +56,12 @@ class DeltaTuning:
     num_warps: int
     num_stages: int = 1
     registers: int = 128
+    early: bool = True
+    dot_rows: int = 16
 
 
-# First values, from a prototype's measurements on an H200 (triton 3.6): a program reads 16 rows of
-# 512 inputs, or 16 rows of 256 columns a warp.
-_SHRINK = ShrinkTuning(512, 512, programs=528, lanes=2, num_warps=4)
-_SHRINK_LONG_K = ShrinkTuning(1024, 1024, programs=528, lanes=2, num_warps=8)
+# From a sweep on an H200 (triton 3.6): 16 rows of 1024 inputs, or 16 rows of 256 columns a warp.
+_SHRINK = ShrinkTuning(1024, 1024, programs=528, lanes=4, num_warps=8)
 _DELTA = DeltaTuning(1024, 256, programs=528, num_warps=4)
 _PREFILL_SHRINK = ShrinkTuning(
     0, 64, programs=1056, lanes=1, num_warps=4, num_stages=5, registers=255, block_ranks=64
@@ -63,15 +71,49 @@ _PREFILL_SPLITS = 2
 
 #: `bench-ops --sweep` tries these
 SHRINK_CANDIDATES = tuple(
-    ShrinkTuning(split_k, block_k, programs, lanes, num_warps)
-    for split_k, block_k, num_warps in ((512, 512, 4), (1024, 1024, 8), (1024, 256, 4))
-    for programs in (264, 528, 1056)
-    for lanes in (1, 2)
+    ShrinkTuning(split_k, block_k, programs, 4, warps, dot_k, stages, registers)
+    for split_k, block_k, warps, dot_k, stages, registers in (
+        (1024, 1024, 8, 0, 1, 128),
+        (1024, 1024, 8, 256, 4, 128),
+        (1024, 512, 4, 0, 1, 168),
+        (1024, 256, 4, 256, 4, 168),
+        (1024, 256, 4, 128, 4, 128),
+        (512, 512, 4, 0, 1, 128),
+        (512, 256, 4, 128, 4, 128),
+    )
+    for programs in (264, 528)
 )
 DELTA_CANDIDATES = tuple(
-    DeltaTuning(256 * num_warps, dot_columns, programs, num_warps)
-    for num_warps, dot_columns in ((2, 128), (4, 256), (8, 512))
+    DeltaTuning(columns, dot_columns, programs, warps)
+    for columns, dot_columns, warps in (
+        (1024, 256, 4),
+        (1024, 512, 4),
+        (2048, 256, 8),
+        (2048, 512, 8),
+    )
     for programs in (264, 528, 1056)
+)
+#: the same for steps with long segments
+PREFILL_SHRINK_CANDIDATES = tuple(
+    replace(_PREFILL_SHRINK, block_k=block_k, num_warps=warps, num_stages=stages, block_ranks=ranks)
+    for block_k, warps, stages, ranks in (
+        (64, 4, 3, 64),
+        (128, 8, 3, 64),
+        (64, 8, 4, 64),
+        (128, 4, 3, 16),
+    )
+)
+PREFILL_DELTA_CANDIDATES = tuple(
+    DeltaTuning(columns, columns, programs, warps, num_stages=stages, dot_rows=rows)
+    for columns, rows, warps, stages in (
+        (256, 16, 4, 1),
+        (256, 32, 4, 1),
+        (256, 32, 4, 2),
+        (256, 64, 8, 1),
+        (512, 16, 4, 1),
+        (128, 64, 4, 1),
+    )
+    for programs in (528, 2112)
 )
 
 
@@ -82,7 +124,7 @@ def shrink_tuning(in_features: int, tile_rows: int) -> ShrinkTuning:
         half = -(-in_features // _PREFILL_SPLITS)
         split_k = -(-half // base.block_k) * base.block_k
     else:
-        base = _SHRINK if in_features <= MAX_SPLITS * _SHRINK.split_k else _SHRINK_LONG_K
+        base = _SHRINK
         # a very long sum has longer parts, not more of them
         parts = -(-in_features // (MAX_SPLITS * base.split_k))
         split_k = base.split_k * parts

@@ -51,7 +51,7 @@ def show_top(arguments: argparse.Namespace) -> None:
 
 
 def screen(state: engine_pb2.EngineState, max_rows: int) -> str:
-    """One picture: turns, then flows, those with a place first, then in the order of the ring."""
+    """One picture: turns, tenants, flows; holders of places first, then in the ring's order."""
     memory = state.memory
     holders = sum(one.holds_place for one in state.residency)
     parts = [
@@ -66,14 +66,29 @@ def screen(state: engine_pb2.EngineState, max_rows: int) -> str:
         parts.append(
             table_text(columns, [_turn_row(turn, state.base_model) for turn in state.turns])
         )
+    if state.tenants:
+        of_tenants = (
+            "tenant",
+            "class",
+            "ring",
+            "in ring",
+            "flows",
+            "counter",
+            "lag",
+            "debt",
+            "weight",
+        )
+        parts.append(table_text(of_tenants, [_tenant_row(one) for one in state.tenants[:max_rows]]))
+        if len(state.tenants) > max_rows:
+            parts.append(f"… and {len(state.tenants) - max_rows} tenants more")
     if state.flows:
         flows = sorted(state.flows, key=_order)
-        header = (
+        columns_of_flows = (
             "flow", "tenant", "class", "ring", "waits for", "waited s", "bound s", "waiting",
-            "running", "paused", "counter", "lag", "weight",
+            "running", "paused", "counter", "lag", "debt", "weight",
         )  # fmt: skip
         rows = [_flow_row(flow, state.base_model) for flow in flows[:max_rows]]
-        parts.append(table_text(header, rows))
+        parts.append(table_text(columns_of_flows, rows))
         if len(flows) > max_rows:
             parts.append(f"… and {len(flows) - max_rows} flows more")
     return "\n\n".join(parts)
@@ -121,7 +136,37 @@ def explanation(found: engine_pb2.ExplainResponse) -> str:
         f"{found.prompt_tokens} prompt tokens, {found.completion_tokens} tokens answered; its "
         f"flow's counter is {flow.virtual_counter:.0f}, lag {flow.service_lag:.0f}"
     )
+    lines.append(
+        f"it was charged {found.service:.0f}; its flow's debt is {flow.debt:.0f}, its weight "
+        f"{flow.adapter_weight:g}; one more request of its flow would expect "
+        f"{found.predicted_wait_s:.1f} s"
+    )
+    if found.HasField("tenant"):
+        lines.append(_about_tenant(found.tenant))
     return "\n".join(lines)
+
+
+def _about_tenant(tenant: engine_pb2.TenantState) -> str:
+    place = f"number {tenant.ring_position}" if tenant.ring_position else "not"
+    return (
+        f"tenant {tenant.tenant} is {place} in the ring of tenants with {tenant.ring_flows} of its "
+        f"{tenant.flows} flows; counter {tenant.virtual_counter:.0f}, lag {tenant.service_lag:.0f},"
+        f" debt {tenant.debt:.0f}, weight {tenant.weight:g}"
+    )
+
+
+def _tenant_row(tenant: engine_pb2.TenantState) -> tuple[object, ...]:
+    return (
+        tenant.tenant,
+        _class_name(tenant.service_class),
+        tenant.ring_position or "-",
+        tenant.ring_flows,
+        tenant.flows,
+        f"{tenant.virtual_counter:.0f}",
+        f"{tenant.service_lag:.0f}",
+        f"{tenant.debt:.0f}",
+        f"{tenant.weight:g}",
+    )
 
 
 def _turn_row(turn: engine_pb2.TurnState, base_model: str) -> tuple[object, ...]:
@@ -149,6 +194,7 @@ def _flow_row(flow: engine_pb2.FlowState, base_model: str) -> tuple[object, ...]
         flow.paused,
         f"{flow.virtual_counter:.0f}",
         f"{flow.service_lag:.0f}",
+        f"{flow.debt:.0f}",
         f"{flow.tenant_weight:g} × {flow.adapter_weight:g}",
     )
 

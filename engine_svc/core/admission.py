@@ -108,10 +108,11 @@ def admit(books: Books, request: Request, now: float) -> LiveRequest:
     flow = books.flow(lane, request.flow, 1.0 if lane.ref is None else lane.ref.weight)
     sequence = Sequence(live, flow, 0, min(longest, lane.max_total))
     live.sequences.append(sequence)
+    books.widest = max(books.widest if books.requests else 1, request.sampling.n)
     books.requests[request.request_id] = live
     books.queue.join(flow, len(request.prompt_token_ids))
     flow.num_requests += 1
-    lane.put(sequence, SequenceState.WAITING)
+    books.put_off(sequence, SequenceState.WAITING)
     if flow.line < 0 and not (flow.num_running and lane.digest in books.turns):
         books.line_up(flow, now)
     books.outputs.admitted(request.request_id)
@@ -134,7 +135,8 @@ def max_total(books: Books, request: Request) -> int:
 def _lane(books: Books, request: Request, now: float) -> Lane:
     lane = books.lanes.get(request.flow.digest)
     if lane is None:
-        lane = Lane(request.adapter, max_total(books, request), Cause.BUDGET, now, books.deferred)
+        most = max_total(books, request)
+        lane = Lane(request.adapter, most, Cause.BUDGET, now, books.deferred, books.prompts)
         books.lanes[lane.digest] = lane
         books.note_presence(lane, now)
     return lane

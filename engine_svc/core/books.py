@@ -6,18 +6,20 @@ cannot drift apart.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 from engine_svc.core.flow import Flow
+from engine_svc.core.heads import Heads
 from engine_svc.core.lane import Lane
 from engine_svc.core.limits import resolved_quantum
 from engine_svc.core.memory import Memory
 from engine_svc.core.outputs import Outputs
+from engine_svc.core.paused import Paused
 from engine_svc.core.queue import Queue
 from engine_svc.core.rates import Rates
 from engine_svc.core.ring import Ring
-from engine_svc.core.sequence import Age, LiveRequest, Sequence, SequenceState
-from engine_svc.core.shares import Ledger
+from engine_svc.core.sequence import LiveRequest, Sequence, SequenceState
+from engine_svc.core.shares import Ledger, Share
 from engine_svc.core.slots import Slot
 from engine_svc.core.turns import Turn, Turns
 from engine_svc.core.waits import Cause, waits_between
@@ -40,6 +42,8 @@ class Books:
         #: flows that demand a place, and those whose weights are neither on the host nor in a slot
         self.ring = Ring(RING, limits.batch_grant_every)
         self.loading = Ring(LOADING, limits.batch_grant_every)
+        #: who starts next in the open turns
+        self.heads = Heads(self.ledger)
         self.turns = Turns(limits, resolved_quantum(limits))
         #: adapters in the ring without a place
         self.placeless: dict[str, Lane] = {}
@@ -52,12 +56,25 @@ class Books:
         #: adapters that nobody asked for any more since the last plan
         self.abandoned: list[str] = []
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
+        #: who has each seat, or had it last
+        self.seated: list[Sequence | None] = [None] * limits.max_num_seqs
+        #: decoding sequences by the step that has to look at them
+        self.alarms: defaultdict[int, list[Sequence]] = defaultdict(list)
+        #: running sequences whose next chunk names its tokens
+        self.prompts: dict[Sequence, None] = {}
+        #: idle slots of adapters in the ring, the farthest from its turn last, as they were when
+        #: somebody last looked for one to give up
+        self.far_slots: list[Slot] = []
+        #: the adapter of the oldest sequence since all lacked what others keep, until its turn ends
+        self.rescued: str | None = None
         #: suspended sequences that keep their pages
-        self.paused: dict[Age, Sequence] = {}
+        self.paused = Paused()
         #: ended sequences whose pages a launched step still uses
         self.leaving: list[Sequence] = []
         self.deferred = [0] * len(Cause)
         self.num_running = 0
+        #: most choices of a request since the books were empty: seats that one grant may need
+        self.widest = 1
         self.num_preempted = 0
         #: service in the plan being made
         self.step_service = 0.0
@@ -100,11 +117,11 @@ class Books:
         """The choice has its last token; the request ends with its last choice."""
         lane = sequence.lane
         self._give_seats_back(sequence)
-        self.paused.pop(sequence.age, None)
+        self.paused.discard(sequence)
         lane.put(sequence, SequenceState.ENDED)
         self._settle(sequence.flow)
         sequence.live.discarded_tokens += sequence.num_pending
-        if sequence.in_flight:
+        if self.in_flight(sequence):
             self.leaving.append(sequence)
         else:
             self.release_pages(sequence)
@@ -121,15 +138,32 @@ class Books:
         lane = flow.lane
         self.ledger.release(flow.share)
         del lane.flows[flow.key]
+        lane.unlisted.pop(flow, None)
         if not lane.flows:
             turn = self.turns.get(lane.digest)
             if turn is not None:
-                self._end_turn(turn)
+                self.turns.end(turn)
+                self._note_place(lane)
+            if self.rescued == lane.digest:
+                self.rescued = None
             self.absent.pop(lane.digest, None)
             self.abandoned.append(lane.digest)
             del self.lanes[lane.digest]
 
     # ---- sequences
+
+    def in_flight(self, sequence: Sequence) -> bool:
+        """A launched step that it is in has not been committed."""
+        return sequence.last_step > self.memory.pool.committed_step
+
+    @property
+    def num_decoding(self) -> int:
+        return sum([len(turn.lane.decoding) for turn in self.turns.values()])
+
+    def look_at(self, sequence: Sequence, step: int) -> None:
+        """A step, this or a later one, has to look at a sequence that decodes."""
+        sequence.alarm_step = step
+        self.alarms[step].append(sequence)
 
     def start(self, sequence: Sequence, now: float) -> None:
         """waiting or suspended → running, with the seats it needs."""
@@ -137,12 +171,13 @@ class Books:
         live = sequence.live
         if sequence.state is SequenceState.SUSPENDED and live.waits is not None:
             live.paused_s += now - sequence.suspended_s
-        self.paused.pop(sequence.age, None)
+        self.paused.discard(sequence)
         lane.put(sequence, SequenceState.RUNNING)
         self.leave_line(sequence.flow)
         self.num_running += 1
         sequence.seats = tuple(self.free_seats.pop() for _ in range(sequence.num_seats_needed))
-        sequence.names_tokens = True
+        for seat in sequence.seats:
+            self.seated[seat] = sequence
         self.opened[sequence] = None
 
     def first_planned(self, live: LiveRequest, now: float) -> None:
@@ -164,9 +199,12 @@ class Books:
             other.page_ids = list(sequence.page_ids)
             self.memory.share(other.page_ids)
             other.seats = seats[choice : choice + 1]
+            self.seated[seats[choice]] = other
             other.num_planned = other.num_charged = sequence.num_planned
+            other.last_step = sequence.last_step
             live.sequences.append(other)
             lane.put(other, SequenceState.RUNNING)
+            lane.decode(other)
             self.num_running += 1
         return live.sequences
 
@@ -174,16 +212,22 @@ class Books:
         """running → suspended: the seat goes, the KV stays."""
         self._give_seats_back(sequence)
         sequence.suspended_s = now
-        sequence.lane.put(sequence, SequenceState.SUSPENDED)
+        self.put_off(sequence, SequenceState.SUSPENDED)
         if sequence.page_ids:
-            self.paused[sequence.age] = sequence
+            self.paused.add(sequence)
         self._settle(sequence.flow)
+
+    def put_off(self, sequence: Sequence, state: SequenceState) -> None:
+        """It waits from now on."""
+        lane = sequence.lane
+        lane.put(sequence, state)
+        self.heads.note(sequence.flow, lane.digest in self.turns)
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """running or paused → suspended without pages: everything is computed again."""
         if sequence.state is SequenceState.RUNNING:
             self.pause(sequence, now)
-        self.paused.pop(sequence.age, None)
+        self.paused.discard(sequence)
         self.release_pages(sequence)
         self.num_preempted += 1
 
@@ -201,6 +245,8 @@ class Books:
         """Service up to position `end`, at the configured prices; what was computed or found
         before is free."""
         start = max(sequence.num_planned, sequence.num_charged)
+        if end <= start:
+            return
         decoded = end - max(start, sequence.num_prompt)
         limits = self.limits
         service = (end - start) * limits.prefill_price
@@ -214,9 +260,21 @@ class Books:
         turn = self.turns.get(flow.lane.digest)
         assert turn is not None, "service without a turn"
         turn.service += service
-        flow.service += service
         self.step_service += service
         self.ledger.charge(flow.share, service)
+
+    def charge_decodes(self, counts: list[tuple[Turn, Flow, int]]) -> None:
+        """The same for so many decodes of each flow."""
+        price = self.limits.decode_price
+        accounts: defaultdict[Share, float] = defaultdict(float)
+        for turn, flow, count in counts:
+            service = count * price
+            turn.service += service
+            share = flow.share
+            share.counter += service / share.weight
+            accounts[flow.account] += service
+        self.step_service += sum(accounts.values())
+        self.ledger.charge_accounts(accounts)
 
     # ---- lines
 
@@ -298,25 +356,49 @@ class Books:
         return self._events - 1
 
     def _note_place(self, lane: Lane) -> None:
-        if lane.num_in_ring and not lane.is_base and lane.digest not in self.turns:
-            self.placeless[lane.digest] = lane
+        if lane.is_base:
+            return
+        digest, has_turn = lane.digest, lane.digest in self.turns
+        if lane.num_in_ring and not has_turn:
+            self.placeless[digest] = lane
         else:
-            self.placeless.pop(lane.digest, None)
+            self.placeless.pop(digest, None)
+        self.memory.slots.note(digest, has_turn, lane.num_in_ring > 0)
+
+    def note_slot(self, digest: str) -> None:
+        """The adapter's slot is ready."""
+        lane = self.lanes.get(digest)
+        is_wanted = lane is not None and lane.num_in_ring > 0
+        self.memory.slots.note(digest, digest in self.turns, is_wanted)
 
     # ---- turns
 
     def begin_turn(self, flow: Flow, now: float) -> None:
         """The flow's adapter has a place; its first sequence was started."""
         lane = flow.lane
-        self.memory.slots.touch(lane.digest)
         lane.blame(Cause.BUDGET, now)
-        self.turns.begin(flow, self.next_step, now)
+        self.turns.begin(flow, self.memory.slots.ready(lane.digest), self.next_step, now)
+        self.heads.opened(lane)
         self._note_place(lane)
+
+    def renew_turn(self, flow: Flow, now: float) -> None:
+        """The adapter's closing turn ends, and one of this flow begins in its place."""
+        self.turns.renew(flow, self.next_step, now)
+        self.heads.opened(flow.lane)
+
+    def reopen_turn(self, turn: Turn) -> None:
+        """Nobody waits for what it holds: it goes on, and owes nothing for what it was served."""
+        turn.spend_freely()
+        if turn.closing_since is not None:
+            turn.closing_since = None
+            self.heads.opened(turn.lane)
 
     def end_turn(self, turn: Turn, now: float) -> None:
         """The place is free; what still runs is paused, and who was served goes to the tail."""
         lane = turn.lane
-        self._end_turn(turn)
+        self.turns.end(turn)
+        if lane.digest == self.rescued:
+            self.rescued = None
         if turn.closing_since is not None:
             self.rates.turn_ended(now - turn.began_s)
         served = {sequence.flow: None for sequence in lane.running.values()}
@@ -330,14 +412,6 @@ class Books:
             lane.blame(Cause.PLACE, now)
         self._note_place(lane)
 
-    def _end_turn(self, turn: Turn) -> None:
-        self.turns.end(turn)
-        self.memory.slots.touch(turn.lane.digest)
-
-    def num_before(self, lane: Lane) -> int:
-        """The most grants before the next one to an adapter in the ring."""
-        return min(self.ring.num_before(f) for f in lane.flows.values() if f.line == RING)
-
     def check_lines(self, lane: Lane) -> None:
         """Raises: AssertionError when somebody waits for nothing, or stands for nobody."""
         has_turn = lane.digest in self.turns
@@ -349,6 +423,10 @@ class Books:
         assert lane.num_in_ring == sum(f.line == RING for f in lane.flows.values())
         lacks = lane.num_in_ring > 0 and not lane.is_base and not has_turn
         assert lacks is (lane.digest in self.placeless)
+        slots = self.memory.slots
+        if slots.ready(lane.digest) is not None:
+            assert lacks is (lane.digest in slots.wanted), "a slot's demand is lost"
+            assert (lacks or has_turn) is (lane.digest not in slots.unwanted)
 
     # ---- adapters
 

@@ -8,8 +8,8 @@ pages to an older one has none from this step.
 from __future__ import annotations
 
 from engine_svc.core.books import Books
+from engine_svc.core.draft import Draft
 from engine_svc.core.flow import Flow
-from engine_svc.core.heads import Heads
 from engine_svc.core.pressure import Claim, make_room
 from engine_svc.core.sequence import Age, Sequence, SequenceState
 from engine_svc.core.start import (
@@ -21,55 +21,122 @@ from engine_svc.core.start import (
 from engine_svc.core.waits import Cause
 
 
-def divide_budget(books: Books, now: float) -> list[Sequence]:
-    """Tokens for what runs already; returns the sequences of the step, each with its `share`."""
-    running: list[Sequence] = []
-    prompts: list[Sequence] = []
-    needy: list[Sequence] = []
-    page_size = books.limits.page_size
-    for turn in books.turns:
-        for sequence in turn.lane.running.values():
-            planned = sequence.num_planned
-            # whose seat holds its last token has one token left, unless that was its last
-            total = sequence.num_total if sequence.names_tokens else planned + 1
-            if total >= sequence.max_total:
-                continue
-            if total - planned > 1:
-                prompts.append(sequence)
-                continue
+def divide_budget(books: Books, now: float) -> Draft:
+    """Tokens and pages for what runs already."""
+    draft, step = Draft(), books.next_step
+    noisy = [
+        sequence
+        for sequence in dict.fromkeys(books.alarms.get(step, ()))
+        if sequence.alarm_step == step and not sequence.names_tokens
+    ]
+    needy = [sequence for sequence in noisy if _needs_page(books, draft, sequence)]
+    num_decodes = books.num_decoding
+    if books.prompts:
+        singles = [sequence for sequence in books.prompts if sequence.num_left == 1]
+        for sequence in singles:
             sequence.share = 1
-            running.append(sequence)
-            if planned >= len(sequence.page_ids) * page_size or len(sequence.live.sequences) > 1:
-                needy.append(sequence)
-    if prompts:
-        left = books.limits.max_num_batched_tokens - len(running)
-        chosen = _divide_among_prompts(prompts, left, books.limits.min_chunk)
-        running += chosen
-        needy += chosen
-    return _give_pages(books, running, needy, now) if needy else running
+        left = books.limits.max_num_batched_tokens - num_decodes - len(singles)
+        prompts = [sequence for sequence in books.prompts if sequence.num_left > 1]
+        draft.prompts = singles
+        if prompts:
+            draft.prompts += _divide_among_prompts(books, prompts, left)
+        needy += draft.prompts
+    if needy and not _gave_pages(books, needy):
+        _divide_pages(books, draft, needy, now)
+        num_decodes = books.num_decoding - len(draft.skipped)
+    draft.num_decodes = num_decodes
+    return draft
 
 
-def _divide_among_prompts(prompts: list[Sequence], left: int, min_chunk: int) -> list[Sequence]:
+def _needs_page(books: Books, draft: Draft, sequence: Sequence) -> bool:
+    """What is special about a decode: the page before it is full, or it is the last."""
+    start = sequence.num_planned
+    if start + 2 >= sequence.max_total:
+        draft.ending.append(sequence)
+    needs_page = start >= len(sequence.page_ids) * books.limits.page_size
+    if needs_page:
+        draft.filling.append(sequence)
+    if needs_page or (sequence.live.shares_pages and needs_copy(books, sequence)):
+        sequence.share = 1
+        return True
+    _look_later(books, sequence)
+    return False
+
+
+def _look_later(books: Books, sequence: Sequence) -> None:
+    """It has the page of its next position: the next look is when that is full, or at its end."""
+    pages, start = sequence.page_ids, sequence.num_planned
+    sequence.page_tuple = tuple(pages)
+    steps = min(len(pages) * books.limits.page_size, sequence.max_total - 2) - start
+    if steps > 0:
+        books.look_at(sequence, books.next_step + steps)
+
+
+def _divide_among_prompts(books: Books, prompts: list[Sequence], left: int) -> list[Sequence]:
     prompts.sort(key=_priority)
+    claims = _claims(books) if sum(s.num_left for s in prompts) > left else []
     firsts: dict[Flow, Sequence] = {}
     for sequence in prompts:
         firsts.setdefault(sequence.flow, sequence)
         sequence.share = 0
-    piece = min(min_chunk, left // len(firsts))
+    piece = min(books.limits.min_chunk, left // len(firsts))
     for sequence in firsts.values():
         sequence.share = min(piece, sequence.num_left)
         left -= sequence.share
     for sequence in prompts:
-        more = min(left, sequence.num_left - sequence.share)
+        level = sequence.flow.level
+        claimed = sum(tokens for behind, tokens in claims if behind < level)
+        more = min(max(0, left - claimed), sequence.num_left - sequence.share)
         left -= more
         sequence.share += more
     return [sequence for sequence in prompts if sequence.share]
 
 
-def _give_pages(
-    books: Books, chosen: list[Sequence], needy: list[Sequence], now: float
-) -> list[Sequence]:
-    """Pages for all shares; whoever gets none in this step stays as it is."""
+def _claims(books: Books) -> list[tuple[tuple[float, float, float], int]]:
+    """Tokens that those who could start in this step have a right to before the prompts of flows
+    that had more: of each flow in an open turn the first, by its counters."""
+    if books.lacking is not None or not books.free_seats:
+        return []
+    claims = []
+    for turn in books.turns.values():
+        if turn.closing_since is not None or not turn.lane.num_deferred:
+            continue
+        for flow in turn.lane.flows.values():
+            first = flow.first()
+            if first is None or books.in_flight(first):
+                continue
+            has_room = num_pages_lacking(books, first, first.num_left) <= books.memory.num_room
+            if has_room and first.num_seats_needed <= len(books.free_seats):
+                claims.append((flow.level, first.num_left))
+    return claims
+
+
+def _gave_pages(books: Books, needy: list[Sequence]) -> bool:
+    """Pages for all shares, if nobody has to give any for them and no page is shared."""
+    page_size, total = books.limits.page_size, 0
+    lacking: list[tuple[Sequence, int]] = []
+    for sequence in needy:
+        if len(sequence.live.sequences) > 1:
+            return False
+        end = sequence.num_planned + sequence.share
+        count = -(-end // page_size) - len(sequence.page_ids)
+        if count > 0:
+            lacking.append((sequence, count))
+            total += count
+    if total > books.memory.num_room:
+        return False
+    pages = books.memory.take_many(total)
+    for sequence, count in lacking:
+        sequence.page_ids += [pages.pop() for _ in range(count)]
+        if sequence.names_tokens:
+            sequence.page_tuple = None
+        else:
+            _look_later(books, sequence)
+    return True
+
+
+def _divide_pages(books: Books, draft: Draft, needy: list[Sequence], now: float) -> None:
+    """Pages for all shares, oldest first; whoever gets none in this step stays as it is."""
     page_size = books.limits.page_size
     needy = [
         sequence
@@ -77,13 +144,16 @@ def _give_pages(
         if sequence.num_planned + sequence.share > len(sequence.page_ids) * page_size
         or (sequence.live.shares_pages and needs_copy(books, sequence))
     ]
-    if not needy:
-        return chosen
-    needy.sort(key=lambda sequence: sequence.age)
+    needy.sort(key=_age)
     for sequence in needy:
         if sequence.state is SequenceState.RUNNING:
             _fit_to_room(books, sequence, now)
-    return [s for s in chosen if s.share and s.state is SequenceState.RUNNING]
+            if sequence.share and not sequence.names_tokens:
+                _look_later(books, sequence)
+    draft.skipped = {
+        s for s in needy if not (s.share or s.names_tokens) and s.state is SequenceState.RUNNING
+    }
+    draft.prompts = [s for s in draft.prompts if s.share and s.state is SequenceState.RUNNING]
 
 
 def _fit_to_room(books: Books, sequence: Sequence, now: float) -> None:
@@ -100,31 +170,39 @@ def _fit_to_room(books: Books, sequence: Sequence, now: float) -> None:
     take_pages(books, sequence, sequence.share)
 
 
+def _age(sequence: Sequence) -> Age:
+    return sequence.age
+
+
 def _priority(sequence: Sequence) -> tuple[float, float, float, Age]:
     return *sequence.flow.level, sequence.age
 
 
 def has_budget(books: Books, sequence: Sequence) -> bool:
-    """A step has tokens for a first chunk beside what runs and the other flows' prompts."""
-    limits = books.limits
-    left = limits.max_num_batched_tokens - (limits.max_num_seqs - len(books.free_seats))
-    prefilling = {
-        s.flow for turn in books.turns for s in turn.lane.running.values() if s.num_left > 1
-    }
-    return left - len(prefilling) * limits.min_chunk >= min(limits.min_chunk, sequence.num_left)
+    """A step has tokens for a first chunk beside what decodes and the other flows' first pieces."""
+    min_chunk = books.limits.min_chunk
+    left = books.limits.max_num_batched_tokens - books.num_decoding
+    pieces: dict[Flow, int] = {}
+    for prompt in books.prompts:
+        if prompt.num_left == 1:
+            left -= 1
+        else:
+            pieces[prompt.flow] = pieces.get(prompt.flow, 0) + prompt.num_left
+    left -= sum(min(min_chunk, tokens) for tokens in pieces.values())
+    return left >= min(min_chunk, sequence.num_left)
 
 
-def start_waiting(books: Books, chosen: list[Sequence], now: float) -> list[Sequence]:
+def start_waiting(books: Books, draft: Draft, now: float) -> None:
     """Seats, pages and tokens that are left go to those who wait in adapters that hold a place;
     the first that cannot start stops the round."""
     if books.lacking is not None:
+        draft.lacking = books.lacking
         _blame(books, books.lacking, now)
-        return []
-    heads = Heads(books)
-    left = books.limits.max_num_batched_tokens - sum(sequence.share for sequence in chosen)
-    started: list[Sequence] = []
+        return
+    heads = books.heads
+    left = books.limits.max_num_batched_tokens - draft.num_tokens
     lacking: Cause | None = None
-    while (sequence := heads.first()) is not None:
+    while (sequence := heads.first(books.turns, books.in_flight)) is not None:
         if left <= 0:
             lacking = Cause.BUDGET
         else:
@@ -132,17 +210,17 @@ def start_waiting(books: Books, chosen: list[Sequence], now: float) -> list[Sequ
         if lacking is not None:
             break
         sequence.share = min(left, sequence.num_left)
-        started.append(sequence)
+        draft.prompts.append(sequence)
         left -= sequence.share
         books.charge(sequence, sequence.num_planned + sequence.share)
     heads.put_back()
+    draft.lacking = lacking
     if lacking is not None:
         _blame(books, lacking, now)
-    return started
 
 
 def _blame(books: Books, cause: Cause, now: float) -> None:
     """What waits in open turns waits for what the first of them lacks."""
-    for turn in books.turns:
+    for turn in books.turns.values():
         if turn.closing_since is None and turn.lane.num_deferred:
             turn.lane.blame(cause, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_svc.core import failures
 from engine_svc.core.books import Books
-from engine_svc.core.planner import LaunchedStep
+from engine_svc.core.build import LaunchedStep
 from engine_svc.core.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.types import FinishReason, PromptLogprobs, Sample, StepResult
 
@@ -13,18 +13,18 @@ def commit_step(books: Books, launched: LaunchedStep, result: StepResult, now: f
     """Take in the result of the oldest step in flight."""
     plan = launched.plan
     assert result.step == plan.step, f"step {result.step} came back, {plan.step} is next"
-    assert {s.seat for s in result.samples} == launched.by_seat.keys(), "samples and seats differ"
+    assert len(result.samples) == launched.num_samples, "samples and seats differ"
     books.memory.pool.committed_step = plan.step
-    for sequence, _, _ in launched.rows:
-        sequence.in_flight -= 1
     for part in result.prompt_logprobs:
         _take_prompt_logprobs(launched, part)
-    broken = {launched.by_seat[s.seat] for s in result.samples if s.token_id < 0}
+    samples = [(launched.by_seat[sample.seat], sample) for sample in result.samples]
+    broken = {sequence for sequence, sample in samples if sample.token_id < 0}
     for sequence, incarnation, end in launched.rows:
         if incarnation == sequence.incarnation and sequence not in broken:
             _remember_pages(books, sequence, end)
-    for sample in result.samples:
-        _take_sample(books, launched.by_seat[sample.seat], sample, now)
+    for sampled, sample in samples:
+        assert sampled is not None, f"seat {sample.seat} was given to nobody"
+        _take_sample(books, sampled, sample, now)
     _let_leave(books)
 
 
@@ -33,6 +33,7 @@ def cut_choice(books: Books, live: LiveRequest, choice: int, keep_tokens: int, n
     if choice >= len(live.sequences):
         return
     sequence = live.sequences[choice]
+    sequence.stop_decoding()
     live.discarded_tokens += len(sequence.output_ids[keep_tokens:])
     del sequence.output_ids[keep_tokens:]
     if sequence.state is not SequenceState.ENDED:
@@ -42,41 +43,50 @@ def cut_choice(books: Books, live: LiveRequest, choice: int, keep_tokens: int, n
 
 
 def _take_sample(books: Books, sequence: Sequence, sample: Sample, now: float) -> None:
-    sequence.num_pending -= 1
+    """The step's hot loop: one call for each token."""
     live = sequence.live
+    token_id = sample.token_id
+    if sequence.names_tokens:
+        sequence.pending -= 1
     if sequence.state is SequenceState.ENDED:
         return
-    if sample.token_id < 0:
-        failure = failures.not_finite(live.request.request_id, live.request.adapter)
-        books.end_request(live, failure, now)
+    if token_id < 0:
+        _break(books, sequence, now)
         return
-    sequence.output_ids.append(sample.token_id)
-    reason, stop_token_id = _end_of(sequence, sample.token_id)
+    output = sequence.output_ids
+    output.append(token_id)
+    sampling = live.request.sampling
+    stops = token_id in sampling.eos_token_ids or token_id in sampling.stop_token_ids
+    if stops and len(output) > sampling.min_tokens:
+        reason, stop_token_id = FinishReason.STOP, token_id
+    elif sequence.num_prompt + len(output) >= sequence.max_total:
+        reason, stop_token_id = FinishReason.LENGTH, -1
+    else:
+        books.outputs.token(sequence, sample, None, -1)
+        return
     books.outputs.token(sequence, sample, reason, stop_token_id)
-    if reason is not None:
-        books.rates.choice_ended(len(sequence.output_ids))
-        books.end_sequence(sequence)
-        if live.finished:
-            books.end_request(live, None, now)
+    _remember_pages(books, sequence, min(sequence.num_planned, sequence.num_known - 1))
+    books.rates.choice_ended(len(output))
+    books.end_sequence(sequence)
+    if live.finished:
+        books.end_request(live, None, now)
 
 
-def _end_of(sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int]:
-    """Why the choice ends with this token, and the token if it is the reason. No stop within the
-    first min_tokens tokens."""
-    sampling = sequence.live.request.sampling
-    if len(sequence.output_ids) > sampling.min_tokens and (
-        token_id in sampling.eos_token_ids or token_id in sampling.stop_token_ids
-    ):
-        return FinishReason.STOP, token_id
-    if sequence.num_known >= sequence.max_total:
-        return FinishReason.LENGTH, -1
-    return None, -1
+def _break(books: Books, sequence: Sequence, now: float) -> None:
+    """Its logits were not finite: the token in flight was none."""
+    if not sequence.names_tokens:
+        sequence.stop_decoding()
+        sequence.pending -= 1
+    live = sequence.live
+    failure = failures.not_finite(live.request.request_id, live.request.adapter)
+    books.end_request(live, failure, now)
 
 
 def _take_prompt_logprobs(launched: LaunchedStep, part: PromptLogprobs) -> None:
     """Entries by position from 1 on; positions computed again after a preemption are skipped."""
-    seats = [chunk.seat for chunk in launched.plan.chunks]
-    live = launched.rows[seats.index(part.seat)][0].live
+    sequence = launched.by_seat[part.seat]
+    assert sequence is not None, f"seat {part.seat} was given to nobody"
+    live = sequence.live
     for position, token in enumerate(part.tokens, part.first_position):
         if position == len(live.prompt_logprobs) + 1:
             live.prompt_logprobs.append(token)
@@ -109,7 +119,7 @@ def _let_leave(books: Books) -> None:
         return
     still = []
     for sequence in books.leaving:
-        if sequence.in_flight:
+        if books.in_flight(sequence):
             still.append(sequence)
         else:
             books.release_pages(sequence)

@@ -9,7 +9,7 @@
     places.py     who holds one of max_loras places: turns, closing, pausing
     budget.py     whose tokens go into the step: decodes, then prompts in chunks, by counter
     pressure.py   who gives pages when there are too few
-    planner.py    all that as one StepPlan
+    planner.py    all that in one order, as a draft; build.py makes it a StepPlan
     commit.py     sampled tokens reach their sequences; what ended gives back pages and seats
 
 With run_ahead 1 a step is planned while the one before it still runs: its tokens stay on the device
@@ -25,14 +25,15 @@ from collections.abc import Mapping
 from engine_svc.core import failures
 from engine_svc.core.admission import admit, refusal
 from engine_svc.core.books import Books
+from engine_svc.core.build import LaunchedStep
 from engine_svc.core.commit import commit_step, cut_choice
 from engine_svc.core.explain import explain
 from engine_svc.core.limits import check_limits
 from engine_svc.core.loads import Loads
-from engine_svc.core.planner import LaunchedStep, plan_step
+from engine_svc.core.planner import plan_step
 from engine_svc.core.ports import Clock, Runner, SlotWriter, WeightsSource
 from engine_svc.core.report import StepReport
-from engine_svc.core.sequence import SequenceState
+from engine_svc.core.sequence import Sequence, SequenceState
 from engine_svc.core.snapshot import CoreCounts, take_counts
 from engine_svc.core.waits import Cause
 from engine_svc.types import (
@@ -221,13 +222,27 @@ class EngineCore:
         assert sorted(seats) == list(range(books.limits.max_num_seqs)), "a seat is lost"
         for lane in books.lanes.values():
             lane.check_integrity()
+            turn = books.turns.get(lane.digest)
+            is_open = turn is not None and turn.closing_since is None
+            books.heads.check_integrity(lane, is_open)
             books.check_lines(lane)
+            for sequence in lane.decoding:
+                self._check_alarm(sequence)
         assert sum(books.deferred) == sum(lane.num_deferred for lane in books.lanes.values())
         running = [s for s in sequences if s.state is SequenceState.RUNNING]
         assert books.num_running == len(running)
         paused = {s.age for s in sequences if s.state is SequenceState.SUSPENDED and s.page_ids}
-        assert paused == books.paused.keys(), "paused sequences are out of the books"
+        assert paused == books.paused.ages(), "paused sequences are out of the books"
         queued = [r.request for r in books.requests.values() if r.waits is None]
         books.queue.check_integrity([(r.flow.tenant, len(r.prompt_token_ids)) for r in queued])
         if not books.requests and not self._in_flight:
             assert not books.leaving, "an ended sequence keeps its pages"
+
+    def _check_alarm(self, sequence: Sequence) -> None:
+        """It is looked at before its page is full and before it ends."""
+        books = self._books
+        assert sequence in books.alarms.get(sequence.alarm_step, ()), "a decode is not looked at"
+        steps = sequence.alarm_step - books.next_step
+        room = len(sequence.page_ids) * books.limits.page_size
+        assert steps >= 0
+        assert steps == 0 or sequence.num_planned + steps <= min(room, sequence.max_total - 2)

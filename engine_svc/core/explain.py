@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from engine_svc.core.admission import predicted_wait_s
 from engine_svc.core.books import Books
+from engine_svc.core.flow import Flow
 from engine_svc.core.sequence import LiveRequest, SequenceState
-from engine_svc.core.snapshot import flow_snapshot
+from engine_svc.core.snapshot import flow_snapshot, tenant_snapshots
 from engine_svc.core.waits import waits_between
-from engine_svc.types import RequestExplanation
+from engine_svc.types import EngineLimits, RequestExplanation, TenantSnapshot
 
 
 def explain(books: Books, request_id: str, now: float) -> RequestExplanation | None:
@@ -42,7 +44,27 @@ def explain(books: Books, request_id: str, now: float) -> RequestExplanation | N
         completion_tokens=sum(len(s.output_ids) for s in live.sequences),
         demanding_adapters=len(books.ring),
         max_loras=books.limits.max_loras,
+        tenant=_tenant(books, flow),
+        service=service_of(live, books.limits),
+        predicted_wait_s=predicted_wait_s(books, request.flow),
     )
+
+
+def _tenant(books: Books, flow: Flow) -> TenantSnapshot | None:
+    mine = (flow.key.service_class, flow.key.tenant)
+    return next((t for t in tenant_snapshots(books) if (t.service_class, t.tenant) == mine), None)
+
+
+def service_of(live: LiveRequest, limits: EngineLimits) -> float:
+    """What it was charged: its prompt but for what was found, and what each choice decoded."""
+    num_prompt = len(live.request.prompt_token_ids)
+    prompt, decoded = 0, 0
+    for sequence in live.sequences:
+        charged = max(sequence.num_charged, 0 if sequence.names_tokens else sequence.num_planned)
+        prompt = max(prompt, min(charged, num_prompt))
+        decoded += max(0, charged - num_prompt)
+    found = min(live.cached_tokens, prompt)
+    return (prompt - found) * limits.prefill_price + decoded * limits.decode_price
 
 
 def _client_id(live: LiveRequest) -> str:

@@ -13,9 +13,6 @@ from engine_svc.types import FlowKey
 if TYPE_CHECKING:
     from engine_svc.core.lane import Lane
 
-#: least is served first: the account's counter, the flow's own, then who waits longest
-Rank = tuple[float, float, Age]
-
 
 def _age(sequence: Sequence) -> Age:
     return sequence.age
@@ -25,8 +22,8 @@ class Flow:
     """The sequences of a flow that wait, oldest first, and its entry in the ring."""
 
     __slots__ = (
-        "account", "in_heap", "key", "lane", "line", "num_queued", "num_requests", "num_running",
-        "queued_at", "queued_step", "queued_tokens", "service", "share", "suspended", "waiting",
+        "account", "is_listed", "key", "lane", "line", "num_queued", "num_requests", "num_running",
+        "queued_at", "queued_step", "queued_tokens", "share", "suspended", "waiting",
     )  # fmt: skip
 
     def __init__(self, key: FlowKey, lane: Lane, share: Share) -> None:
@@ -47,10 +44,8 @@ class Flow:
         self.queued_step = 0
         #: the line that it stands in: −1 none, 0 the ring, 1 the queue of loads
         self.line = -1
-        #: its lane knows that it waits
-        self.in_heap = False
-        #: priced service that it was charged while it lives
-        self.service = 0.0
+        #: it is among the heads of open turns
+        self.is_listed = False
 
     @property
     def num_deferred(self) -> int:
@@ -64,10 +59,9 @@ class Flow:
         return account.parent.counter, account.counter, self.share.counter
 
     @property
-    def rank(self) -> Rank:
+    def first_age(self) -> Age:
         first = self.first()
-        age = (-1, -1) if first is None else first.age
-        return self.account.counter, self.share.counter, age
+        return (-1, -1) if first is None else first.age
 
     def first(self) -> Sequence | None:
         """Who starts next: what was running before, then what arrived first."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 
-from engine_svc.core.flow import Flow, Rank
+from engine_svc.core.flow import Flow
 from engine_svc.core.sequence import Age, Sequence, SequenceState
 from engine_svc.core.waits import Cause, WaitClock
-from engine_svc.types import BASE_DIGEST, AdapterRef, FlowKey, ServiceClass
+from engine_svc.types import BASE_DIGEST, AdapterRef, FlowKey
 
 
 class Lane:
@@ -21,6 +20,7 @@ class Lane:
         cause: Cause,
         now: float,
         deferred: list[int],
+        prompts: dict[Sequence, None],
     ) -> None:
         self.ref = ref
         self.digest = BASE_DIGEST if ref is None else ref.digest
@@ -28,6 +28,10 @@ class Lane:
         self.clock = WaitClock(cause, now)
         self.flows: dict[FlowKey, Flow] = {}
         self.running: dict[Age, Sequence] = {}
+        #: of those, what decodes and has not planned its last token: in each step, if it has pages
+        self.decoding: dict[Sequence, None] = {}
+        #: of those, the ones whose next chunk names its tokens; listed over all lanes in `_prompts`
+        self.num_prompts = 0
         self.num_deferred = 0
         #: its flows that stand in the ring
         self.num_in_ring = 0
@@ -38,8 +42,15 @@ class Lane:
         self.max_total = max_total
         #: sequences that wait, by cause, over all lanes; shared
         self._deferred = deferred
-        #: flows with somebody who waits, by the rank that they had when they were put here
-        self._heaps: dict[ServiceClass, list[tuple[Rank, Flow]]] = {c: [] for c in ServiceClass}
+        #: running sequences whose next chunk names its tokens, over all lanes; shared
+        self._prompts = prompts
+        #: flows with somebody who waits that are not among the heads of open turns
+        self.unlisted: dict[Flow, None] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Something that holds seats has more to compute."""
+        return bool(self.decoding or self.num_prompts)
 
     def blame(self, cause: Cause, now: float) -> None:
         """What waits here waits for `cause` from now on."""
@@ -54,33 +65,6 @@ class Lane:
             yield from flow.suspended
             yield from flow.waiting.values()
 
-    def least(self, service_class: ServiceClass) -> Flow | None:
-        """The flow of a class that is served next: the least counter, then the longest wait.
-        Counters only grow, so ranks from earlier are lower bounds, corrected at the top."""
-        heap = self._heaps[service_class]
-        while heap:
-            rank, flow = heap[0]
-            if not flow.num_deferred:
-                heapq.heappop(heap)
-                flow.in_heap = False
-                continue
-            present = flow.rank
-            if present == rank:
-                return flow
-            heapq.heapreplace(heap, (present, flow))
-        return None
-
-    def take_out(self, flow: Flow) -> None:
-        """`flow` was the least; it comes back with `put_back`."""
-        taken = heapq.heappop(self._heaps[flow.key.service_class])[1]
-        assert taken is flow
-        flow.in_heap = False
-
-    def put_back(self, flow: Flow) -> None:
-        if not flow.in_heap and flow.num_deferred:
-            flow.in_heap = True
-            heapq.heappush(self._heaps[flow.key.service_class], (flow.rank, flow))
-
     def put(self, sequence: Sequence, state: SequenceState) -> None:
         """Move a sequence into a state."""
         self._take(sequence)
@@ -89,6 +73,11 @@ class Lane:
         if state is SequenceState.RUNNING:
             self.running[sequence.age] = sequence
             flow.num_running += 1
+            if sequence.names_tokens:
+                self._prompts[sequence] = None
+                self.num_prompts += 1
+            else:
+                self.decoding[sequence] = None
             return
         if state is SequenceState.ENDED:
             return
@@ -98,12 +87,26 @@ class Lane:
             flow.waiting[sequence.age] = sequence
         else:
             flow.suspend(sequence)
-        self.put_back(flow)
+
+    def decode(self, sequence: Sequence) -> None:
+        """Its last named token is in the plan: from now on the seat holds the last one."""
+        self._leave_prompts(sequence)
+        sequence.names_tokens = False
+        if not sequence.exhausted:
+            self.decoding[sequence] = None
+
+    def _leave_prompts(self, sequence: Sequence) -> None:
+        del self._prompts[sequence]
+        self.num_prompts -= 1
 
     def _take(self, sequence: Sequence) -> None:
         flow = sequence.flow
         if self.running.pop(sequence.age, None) is not None:
             flow.num_running -= 1
+            if sequence in self._prompts:
+                self._leave_prompts(sequence)
+            self.decoding.pop(sequence, None)
+            sequence.stop_decoding()
             return
         if sequence.state is SequenceState.SUSPENDED:
             flow.suspended.remove(sequence)
@@ -122,11 +125,14 @@ class Lane:
                 assert sequence.state is state
                 assert sequence.flow.lane is self
                 assert bool(sequence.seats) is (state is SequenceState.RUNNING)
+        prompts = [s for s in self.running.values() if s.names_tokens]
+        assert self.num_prompts == len(prompts), "a prompt is lost"
+        assert all(s in self._prompts for s in prompts)
+        decoding = {s for s in self.running.values() if not (s.names_tokens or s.exhausted)}
+        assert self.decoding.keys() == decoding, "a sequence that decodes is lost"
         assert self.num_deferred == sum(flow.num_deferred for flow in self.flows.values())
-        known = {id(flow) for heap in self._heaps.values() for _, flow in heap}
         for flow in self.flows.values():
             ages = [sequence.age for sequence in flow.suspended]
             assert ages == sorted(ages), "suspended sequences are out of order"
             assert flow.num_running == sum(s.flow is flow for s in self.running.values())
-            assert not flow.num_deferred or id(flow) in known, "a flow that waits is not served"
             assert flow.share.is_active is not self.is_absent, "an absent adapter's counter runs"

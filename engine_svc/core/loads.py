@@ -56,17 +56,44 @@ class Loads:
         if books.abandoned:
             self._forget_unwanted()
         if books.on_host:
-            coming = books.ring.first(1 + books.limits.prefetch_adapters)
-            for position, lane in enumerate(dict.fromkeys(flow.lane for flow in coming)):
-                if lane.digest in books.on_host and not books.memory.slots.get(lane.digest):
-                    self._try_fill(lane, position == 0, now)
+            self._prefetch(now)
+
+    def _prefetch(self, now: float) -> None:
+        """Copies for the first of the ring, in its order: what comes free is kept for the first
+        that lacks it. Urgent are the ring's head, whoever's place is free or closing, and a quarter
+        of the places more: turns may end without closing."""
+        books = self._books
+        closing = sum(turn.closing_since is not None for turn in books.turns.values())
+        num_urgent = 1 + books.turns.num_free_places + closing + books.limits.max_loras // 4
+        ahead: set[str] = set()
+        for flow in books.ring.first(1 + books.limits.prefetch_adapters):
+            lane = flow.lane
+            lacks = lane.digest in books.on_host and not books.memory.slots.get(lane.digest)
+            if lacks and not self._try_fill(lane, ahead, len(ahead) < num_urgent, now):
+                return
+            ahead.add(lane.digest)
 
     def try_fill_now(self, lane: Lane, now: float) -> bool:
         """Start a copy whatever the ring says; False when its weights are not on the host."""
         books = self._books
         if lane.digest not in books.on_host or books.memory.slots.get(lane.digest):
             return False
-        return self._try_fill(lane, True, now)
+        return self._try_fill(lane, set(), True, now)
+
+    def ask_now(self, lane: Lane, now: float) -> None:
+        """Ask for an adapter whose oldest sequence keeps pages that all others lack; if too many
+        are wanted already, one that has no slot yet leaves the host for it."""
+        books = self._books
+        if lane.digest in self._asked or lane.ref is None:
+            return
+        if len(self._asked) + len(books.on_host) >= books.limits.max_wanted:
+            waiting = [d for d in books.on_host if not books.memory.slots.get(d)]
+            if not waiting:
+                return
+            self._drop(waiting[-1])
+            books.note_presence(books.lanes[waiting[-1]], now)
+        self._source.want(lane.ref, 0)
+        self._asked[lane.digest] = now
 
     def _ask(self, now: float) -> None:
         books = self._books
@@ -136,19 +163,20 @@ class Loads:
                 )
                 self._books.end_request(sequence.live, failure, now)
 
-    def _try_fill(self, lane: Lane, urgent: bool, now: float) -> bool:
+    def _try_fill(self, lane: Lane, ahead: set[str], urgent: bool, now: float) -> bool:
+        """Start a copy; adapters `ahead` in the ring keep their slots. False: it lacks room."""
         books = self._books
         weights = books.on_host[lane.digest]
         pages = None
-        if make_room_for_load(books, lane, weights.num_pages, now, urgent):
+        if make_room_for_load(books, lane, weights.num_pages, ahead, urgent, now):
             pages = books.memory.try_take_settled(weights.num_pages)
         if pages is None:
-            if urgent:
+            if not ahead:
                 books.memory.kept_pages = weights.num_pages
                 lane.blame(Cause.BYTES, now)
             return False
         assert lane.ref is not None
-        slot = books.memory.slots.fill(lane.ref, pages, weights, lane.wanted_s)
+        slot = books.memory.slots.fill(lane.ref, pages, weights, lane.wanted_s, now)
         self.num_filling += 1
         self._writer.start(SlotLoad(slot.index, slot.digest, weights.span, pages))
         return True
@@ -167,7 +195,9 @@ class Loads:
             return
         slot.state = SlotState.READY
         slot.load_s = now - slot.wanted_s
-        books.memory.slots.touch(load.digest)
+        rates = books.rates
+        rates.longest_copy_s = max(rates.longest_copy_s, now - slot.copied_from_s)
+        books.note_slot(load.digest)
 
     def _failed(self, digest: str, failure: Failure, now: float) -> None:
         lane = self._books.lanes.get(digest)

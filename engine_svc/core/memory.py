@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from engine_svc.core.pages import PagePool
 from engine_svc.core.prefix_index import PrefixIndex, PrefixNode, Root, Tokens
@@ -28,9 +28,18 @@ class Memory:
 
     def take(self) -> int:
         """One page for KV. The caller made sure that there is room."""
-        if not self.pool.num_free:
+        page = self.pool.try_take()
+        if page is None:
             self.pool.free(self.index.evict())
-        return self.pool.take()
+            page = self.pool.try_take()
+            assert page is not None, "an evicted page is not free"
+        return page
+
+    def take_many(self, count: int) -> list[int]:
+        """The same for so many."""
+        while self.pool.num_free < count:
+            self.pool.free(self.index.evict())
+        return self.pool.take_many(count)
 
     def try_take_settled(self, count: int) -> tuple[int, ...] | None:
         """Pages for a load; evicts resting pages for it. None: not yet, or no room."""
@@ -72,14 +81,6 @@ class Memory:
         self.slots.remove(slot)
         self.slots.num_evictions += 1
         self.release(slot.page_ids)
-
-    def idle_slots(self, in_use: Callable[[str], bool]) -> list[Slot]:
-        """Ready slots whose adapter holds no place, least recently used first."""
-        return [
-            slot
-            for slot in self.slots.all()
-            if slot.state is SlotState.READY and not in_use(slot.digest)
-        ]
 
     def check_integrity(self, sequence_pages: Iterable[Iterable[int]]) -> None:
         """Every page is free, resting, or referred to exactly as often as somebody names it."""

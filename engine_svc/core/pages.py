@@ -30,11 +30,20 @@ class PagePool:
     def refs(self, page: int) -> int:
         return self._refs[page]
 
-    def take(self) -> int:
+    def try_take(self) -> int | None:
         """A page for the KV of the step that is being planned: the one that was freed last."""
+        if not self._free:
+            return None
         page = self._free.pop()
         self._refs[page] = 1
         return page
+
+    def take_many(self, count: int) -> list[int]:
+        """The same for so many; the caller made sure that they are free."""
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._refs[page] = 1
+        return pages
 
     def try_take_settled(self, count: int) -> tuple[int, ...] | None:
         """`count` pages for a load: the ones that were freed first, if no running step has them."""

@@ -1,46 +1,63 @@
 """Who holds a place: turns end here, and places, seats and first pages go to the ring's first.
 
 A flow whose slot is still filling keeps its position and is passed over until it is ready. The
-first that lacks seats, pages or tokens stops the round: what comes free is kept for it.
+first that lacks seats, pages or tokens stops the round: what comes free is kept for it, but for
+seats that somebody behind it waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from engine_svc.core.books import RING, Books
 from engine_svc.core.budget import has_budget
+from engine_svc.core.draft import Draft
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
+from engine_svc.core.precedence import may_overstay, must_yield_seats
 from engine_svc.core.pressure import Claim
 from engine_svc.core.start import try_start
+from engine_svc.core.turns import Turn
 from engine_svc.core.waits import Cause
 from engine_svc.types import BASE_DIGEST
 
 
 def close_turns(books: Books, now: float) -> None:
     """End turns that have nothing to run or have closed for long enough; close those that are
-    due while somebody waits for what they hold."""
+    due while somebody waits for what they hold, unless they are behind who would follow."""
     step, limits, scarce = books.next_step, books.limits, books.scarce
     num_lacking = max(0, len(books.placeless) - books.turns.num_free_places)
-    num_closing = 0
-    for turn in books.turns:
-        if not scarce and (turn.lane.is_base or not num_lacking):
-            turn.spend_freely()
-            turn.closing_since = None
-        takes_nobody = turn.closing_since is not None or not turn.lane.num_deferred
-        if (takes_nobody and all(s.exhausted for s in turn.lane.running.values())) or turn.is_over(
-            step, limits
-        ):
-            books.end_turn(turn, now)
-        elif turn.closing_since is not None:
-            num_closing += 1
-    for turn in books.turns:
-        if turn.closing_since is None and turn.is_due(step, limits):
-            wanted = len(books.ring) if scarce else num_lacking * (not turn.lane.is_base)
-            if num_closing < wanted:
-                turn.closing_since = step
+    num_closing, due, over = 0, list[Turn](), list[Turn]()
+    is_fair, latest = limits.policy != "resident-first", step - limits.turn_max_steps
+    for turn in books.turns.values():
+        lane = turn.lane
+        if not scarce and (not num_lacking or lane.is_base):
+            books.reopen_turn(turn)
+        if turn.closing_since is not None:
+            if not lane.has_work or turn.is_over(step, limits):
+                over.append(turn)
+            else:
                 num_closing += 1
+        elif not (lane.decoding or lane.num_prompts or lane.num_deferred):
+            over.append(turn)
+        elif is_fair and (turn.service >= turn.allowance or turn.first_step <= latest):
+            due.append(turn)
+    for turn in over:
+        books.end_turn(turn, now)
+    _close(books, due, num_lacking, num_closing, now)
+
+
+def _close(books: Books, due: list[Turn], num_lacking: int, num_closing: int, now: float) -> None:
+    """As many of the turns that are due as somebody waits for."""
+    for turn in due:
+        wanted = len(books.ring) if books.scarce else num_lacking * (not turn.lane.is_base)
+        if num_closing >= wanted:
+            continue
+        if may_overstay(books, turn):
+            turn.spend_freely()
+        else:
+            num_closing += 1
+            turn.closing_since = books.next_step
+            if not turn.lane.has_work:
+                books.end_turn(turn, now)
 
 
 def grant_places(books: Books, now: float) -> None:
@@ -51,6 +68,9 @@ def grant_places(books: Books, now: float) -> None:
     free = books.turns.num_free_places
     coming = books.ring.first(free + 1 + books.limits.prefetch_adapters)
     for position, flow in enumerate(coming):
+        lane = flow.lane
+        if lane.clock.cause is Cause.PLACE and not books.turns.has_place_for(lane):
+            continue
         if flow.line == RING and not _grant(books, flow, position == 0, now):
             break
     else:
@@ -64,8 +84,11 @@ def _grant(books: Books, flow: Flow, is_head: bool, now: float) -> bool:
     """Give the flow its turn if there is a place for it; False when it lacks something else."""
     lane, sequence = flow.lane, flow.first()
     assert sequence is not None, "a flow in the ring has nobody to run"
-    if sequence.in_flight or not _may_begin(books, flow, is_head, now):
+    if books.in_flight(sequence) or not _may_begin(books, flow, is_head, now):
         return True
+    if must_yield_seats(books, flow):
+        lane.blame(Cause.SEAT, now)
+        return False
     lacking: Cause | None = Cause.BUDGET
     if has_budget(books, sequence):
         lacking = try_start(books, sequence, Claim.TURN, books.limits.min_chunk, now)
@@ -101,18 +124,26 @@ def begin_turn(books: Books, flow: Flow, now: float) -> None:
     if turn is None:
         books.begin_turn(flow, now)
     elif turn.closing_since is not None:
-        books.turns.renew(flow, books.next_step, now)
+        books.renew_turn(flow, now)
 
 
-def end_unused_turns(books: Books, lanes_in_plan: Container[Lane], now: float) -> None:
-    """A turn of which the step runs nothing is over, unless others of its adapter wait for the
-    seats of those that end in the step in flight."""
-    for turn in books.turns:
-        if turn.lane in lanes_in_plan:
-            continue
-        ending = any(sequence.in_flight for sequence in turn.lane.running.values())
-        if turn.closing_since is not None or not (ending and turn.lane.num_deferred):
-            books.end_turn(turn, now)
+def end_unused_turns(books: Books, draft: Draft, now: float) -> None:
+    """A turn of which the step runs nothing is over, unless its adapter's next sequence starts once
+    others have taken the seats or tokens of this step, or once the step in flight has ended."""
+    used = {sequence.lane for sequence in draft.prompts}
+    unused = [
+        turn
+        for turn in books.turns.values()
+        if not (turn.lane.decoding and (not draft.skipped or draft.decodes_of(turn.lane)))
+        and turn.lane not in used
+    ]
+    for turn in unused:
+        if turn.closing_since is None and turn.lane.num_deferred:
+            if draft.lacking in (Cause.SEAT, Cause.BUDGET) and not draft.is_empty:
+                continue
+            if any(books.in_flight(sequence) for sequence in turn.lane.running.values()):
+                continue
+        books.end_turn(turn, now)
 
 
 def _others_ready(books: Books, tried: set[Flow]) -> list[Flow]:
@@ -120,7 +151,7 @@ def _others_ready(books: Books, tried: set[Flow]) -> list[Flow]:
     left, is theirs; the base needs none. The oldest of each adapter, in the order of demand."""
     lanes = [books.lanes.get(BASE_DIGEST)]
     if books.turns.num_free_places:
-        lanes += [books.lanes.get(slot.digest) for slot in books.memory.slots.all()]
+        lanes += [books.lanes[digest] for digest in books.memory.slots.wanted]
     found = []
     for lane in lanes:
         if lane is not None and lane.num_in_ring and lane.digest not in books.turns:

@@ -25,6 +25,8 @@ class Rates:
         self.step_s = 0.0
         self.turn_s = 0.0
         self.service_rate = 0.0
+        #: of a copy into a slot, as far as the engine has seen
+        self.longest_copy_s = 0.0
         self.output_tokens = _USUAL_OUTPUT
         self._last_step_s: float | None = None
 

@@ -21,20 +21,18 @@ from engine_svc.types import FlowKey, ServiceClass
 _INTERACTIVE, _BATCH = ServiceClass.INTERACTIVE, ServiceClass.BATCH
 
 
-def _queued_at(flow: Flow) -> int:
-    return flow.queued_at
-
-
 class _Standing:
     """An account with flows in the line."""
 
-    __slots__ = ("account", "flows", "since")
+    __slots__ = ("account", "arrivals", "flows", "since")
 
     def __init__(self, account: Share, since: int) -> None:
         self.account = account
         #: its arrival or last grant, as a count of events
         self.since = since
+        #: in the order of arrival, and when they arrived
         self.flows: list[Flow] = []
+        self.arrivals: list[int] = []
 
 
 def _since(standing: _Standing) -> int:
@@ -48,7 +46,7 @@ class Ring:
         self._line = line
         self._every = batch_grant_every
         self._accounts: dict[ServiceClass, list[_Standing]] = {c: [] for c in ServiceClass}
-        self._by_account: dict[Share, _Standing] = {}
+        self._by_tenant: dict[ServiceClass, dict[str, _Standing]] = {c: {} for c in ServiceClass}
         #: grants to class interactive since the last one to batch
         self._before_batch = batch_grant_every - 1
         self._num_flows = 0
@@ -77,37 +75,46 @@ class Ring:
         """The most grants that come before the flow's, whatever arrives: each tenant ahead of its
         own has one for each flow up to its own, and the classes take their turns."""
         line = self._accounts[flow.key.service_class]
-        standing = self._by_account[flow.account]
-        number = bisect_left(standing.flows, flow.queued_at, key=_queued_at)
+        standing = self._by_tenant[flow.key.service_class][flow.key.tenant]
+        number = bisect_left(standing.arrivals, flow.queued_at)
         place = number * len(line) + bisect_left(line, standing.since, key=_since)
         return self._among_classes(flow.key, place)
 
     def num_before_newcomer(self, key: FlowKey) -> int:
         """The same for a flow that would come now."""
         line = self._accounts[key.service_class]
-        for place, standing in enumerate(line):
-            if standing.account.key == key.tenant:
-                return self._among_classes(key, len(standing.flows) * len(line) + place)
-        return self._among_classes(key, len(line))
+        standing = self._by_tenant[key.service_class].get(key.tenant)
+        if standing is None:
+            return self._among_classes(key, len(line))
+        place = bisect_left(line, standing.since, key=_since)
+        return self._among_classes(key, len(standing.flows) * len(line) + place)
+
+    def tenants(self, service_class: ServiceClass) -> list[tuple[Share, int]]:
+        """Accounts that stand here and the number of their flows, who comes next first."""
+        return [(one.account, len(one.flows)) for one in self._accounts[service_class]]
 
     def add(self, flow: Flow) -> None:
         assert flow.line < 0
-        standing = self._by_account.get(flow.account)
+        standings = self._by_tenant[flow.key.service_class]
+        standing = standings.get(flow.key.tenant)
         if standing is None:
             since = max(flow.queued_at, flow.account.last_grants[self._line])
-            standing = self._by_account[flow.account] = _Standing(flow.account, since)
+            standing = standings[flow.key.tenant] = _Standing(flow.account, since)
             insort(self._accounts[flow.key.service_class], standing, key=_since)
-        insort(standing.flows, flow, key=_queued_at)
+        place = bisect_left(standing.arrivals, flow.queued_at)
+        standing.arrivals.insert(place, flow.queued_at)
+        standing.flows.insert(place, flow)
         flow.line = self._line
         self._num_flows += 1
 
     def remove(self, flow: Flow) -> None:
-        standing = self._by_account[flow.account]
-        del standing.flows[bisect_left(standing.flows, flow.queued_at, key=_queued_at)]
+        standing = self._by_tenant[flow.key.service_class][flow.key.tenant]
+        place = bisect_left(standing.arrivals, flow.queued_at)
+        del standing.flows[place], standing.arrivals[place]
         flow.line = -1
         self._num_flows -= 1
         if not standing.flows:
-            del self._by_account[flow.account]
+            del self._by_tenant[flow.key.service_class][flow.key.tenant]
             self._take_out(standing, flow.key.service_class)
 
     def granted(self, flow: Flow, event: int) -> None:
@@ -119,7 +126,7 @@ class Ring:
             self._before_batch = 0
         else:
             self._before_batch = min(self._before_batch + 1, self._every - 1)
-        standing = self._by_account.get(flow.account)
+        standing = self._by_tenant[service_class].get(flow.key.tenant)
         if standing is not None:
             self._take_out(standing, service_class)
             standing.since = event
@@ -157,6 +164,7 @@ class Ring:
             for standing in line:
                 order = [flow.queued_at for flow in standing.flows]
                 assert order == sorted(set(order)), "a tenant's flows are out of order"
+                assert order == standing.arrivals, "a tenant's flows and arrivals differ"
                 assert order, "a tenant stands for nothing"
                 assert all(flow.line == self._line for flow in standing.flows)
                 count += len(order)

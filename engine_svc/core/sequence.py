@@ -54,15 +54,19 @@ class Sequence:
     seats: tuple[int, ...] = ()
     #: positions whose KV is written once all launched steps (and the one being planned) ran
     num_planned: int = 0
-    #: sampled tokens that are still in flight
-    num_pending: int = 0
-    #: launched steps that have not been committed
-    in_flight: int = 0
+    #: sampled tokens that are still in flight, unless it decodes
+    pending: int = 0
+    #: the newest step that it is in
+    last_step: int = -1
     #: grows when its pages are taken away: results of older steps no longer describe its pages
     incarnation: int = 0
-    #: the seat does not hold the last token, so the next chunk names its tokens
+    #: the seat does not hold the last token, so the next chunk names its tokens; else it decodes,
+    #: and each step that it is in computes one position and has one token in flight
     names_tokens: bool = True
-    #: positions that have been charged to a turn, and the furthest that earlier pages reached
+    #: while it decodes: the step that looks at it; until then it needs no page and does not end
+    alarm_step: int = -1
+    #: positions that have been charged to a turn, unless it decodes, and the furthest that earlier
+    #: pages reached
     num_charged: int = 0
     furthest: int = 0
     #: pages in the prefix index, and the last of them; None inside = the chain is not followed
@@ -90,9 +94,16 @@ class Sequence:
         return self.num_prompt + len(self.output_ids)
 
     @property
+    def num_pending(self) -> int:
+        """Sampled tokens that are still in flight."""
+        return self.pending if self.names_tokens else self.num_planned + 1 - self.num_known
+
+    @property
     def num_total(self) -> int:
         """Tokens, those in flight included."""
-        return self.num_prompt + len(self.output_ids) + self.num_pending
+        if not self.names_tokens:
+            return self.num_planned + 1
+        return self.num_prompt + len(self.output_ids) + self.pending
 
     @property
     def num_left(self) -> int:
@@ -120,8 +131,16 @@ class Sequence:
         first = max(start - len(prompt), 0)
         return prompt[start:] + tuple(self.output_ids[first : end - len(prompt)])
 
+    def stop_decoding(self) -> None:
+        """The seat, or what it holds, is lost: the next chunk names its tokens."""
+        if not self.names_tokens:
+            self.pending = self.num_pending
+            self.num_charged = max(self.num_charged, self.num_planned)
+            self.names_tokens = True
+
     def forget_pages(self) -> None:
         """The pages are gone: everything has to be computed again."""
+        assert self.names_tokens, "a sequence that decodes loses its pages"
         self.furthest = max(self.furthest, self.num_planned)
         self.page_ids = []
         self.page_tuple = self.page_copy = None

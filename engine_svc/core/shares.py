@@ -155,15 +155,30 @@ class Ledger:
 
     def charge(self, flow: Share, service: float) -> None:
         """Count service on every level."""
-        share: Share | None = flow
-        while share is not None and share.parent is not None:
-            parent = share.parent
-            share.counter += service / share.weight
-            if parent.num_active:
-                parent.virtual += service / parent.active_weight
-            if parent.idle and parent.idle[0][0] <= parent.virtual:
-                parent.forget_caught_up()
-            share = parent
+        account = flow.parent
+        assert account is not None, "a flow without an account"
+        group = account.parent
+        assert group is not None, "an account without a class"
+        flow.counter += service / flow.weight
+        _pass(account, service)
+        _pass(group, service)
+        _pass(self._root, service)
+
+    def charge_accounts(self, services: Mapping[Share, float]) -> None:
+        """Count what accounts' flows were charged on the levels above."""
+        groups: dict[Share | None, float] = {}
+        for account, service in services.items():
+            account.counter += service / account.weight
+            if account.num_active:
+                account.virtual += service / account.active_weight
+            if account.idle:
+                account.forget_caught_up()
+            group = account.parent
+            groups[group] = groups.get(group, 0.0) + service
+        for group, service in groups.items():
+            assert group is not None, "an account without a class"
+            _pass(group, service)
+            _pass(self._root, service)
 
     def release(self, flow: Share) -> None:
         """Nobody refers to the flow any more; it is forgotten once it is not ahead."""
@@ -196,3 +211,12 @@ class Ledger:
                 waiting = {id(share) for _, _, share in parent.idle}
                 for child in parent.members.values():
                     assert child.pinned or id(child) in waiting, "a share is remembered for ever"
+
+
+def _pass(share: Share, service: float) -> None:
+    """Service of a share's children: its own counter and the time of their siblings go on."""
+    share.counter += service / share.weight
+    if share.num_active:
+        share.virtual += service / share.active_weight
+    if share.idle and share.idle[0][0] <= share.virtual:
+        share.forget_caught_up()

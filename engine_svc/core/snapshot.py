@@ -12,8 +12,17 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.limits import turn_steps
 from engine_svc.core.loads import Loads
 from engine_svc.core.sequence import LiveRequest
+from engine_svc.core.shares import Share
 from engine_svc.core.slots import SlotState
-from engine_svc.types import FlowKey, FlowSnapshot, ResidentAdapter, TurnSnapshot
+from engine_svc.core.waits import Cause
+from engine_svc.types import (
+    FlowKey,
+    FlowSnapshot,
+    ResidentAdapter,
+    ServiceClass,
+    TenantSnapshot,
+    TurnSnapshot,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ class CoreCounts:
     preemptions: int
     draining: bool
     turns: tuple[TurnSnapshot, ...] = ()
+    tenants: tuple[TenantSnapshot, ...] = ()
     #: smoothed seconds of a step
     step_s: float = 0.0
 
@@ -61,6 +71,7 @@ def take_counts(books: Books, loads: Loads, now: float, draining: bool) -> CoreC
         preemptions=books.num_preempted,
         draining=draining,
         turns=_turns(books),
+        tenants=tenant_snapshots(books),
         step_s=books.rates.step_s,
     )
 
@@ -89,11 +100,47 @@ def flow_snapshot(books: Books, flow: Flow, oldest: LiveRequest | None, now: flo
         ring_position=_position(books, flow),
         waited_s=0.0 if oldest is None else now - oldest.request.received_s,
         virtual_counter=flow.share.counter,
-        wait_bound_s=wait_bound_steps(books, flow) * books.rates.step_s,
+        wait_bound_s=wait_bound_s(books, flow),
         waits_for=lane.clock.cause.name.lower() if flow.num_deferred else "",
         tenant_weight=flow.account.weight,
         adapter_weight=flow.share.weight,
         service_lag=flow.account.virtual - flow.share.counter,
+        debt=flow.share.debt,
+    )
+
+
+def tenant_snapshots(books: Books) -> tuple[TenantSnapshot, ...]:
+    """Tenants with live flows: the ring's of each class in its order, then the others by name."""
+    num_flows: dict[tuple[ServiceClass, str], int] = {}
+    accounts: dict[tuple[ServiceClass, str], Share] = {}
+    for lane in books.lanes.values():
+        for key, flow in lane.flows.items():
+            one = (key.service_class, key.tenant)
+            accounts[one] = flow.account
+            num_flows[one] = num_flows.get(one, 0) + 1
+    places: dict[Share, tuple[int, int]] = {}
+    for service_class in ServiceClass:
+        for place, (account, count) in enumerate(books.ring.tenants(service_class), start=1):
+            places[account] = (place, count)
+    rows = []
+    for (service_class, tenant), account in accounts.items():
+        place, count = places.get(account, (0, 0))
+        assert account.parent is not None
+        rows.append(
+            TenantSnapshot(
+                service_class,
+                tenant,
+                ring_position=place,
+                ring_flows=count,
+                flows=num_flows[service_class, tenant],
+                weight=account.weight,
+                virtual_counter=account.counter,
+                service_lag=account.parent.virtual - account.counter,
+                debt=account.debt,
+            )
+        )
+    return tuple(
+        sorted(rows, key=lambda r: (r.service_class, r.ring_position or len(rows) + 1, r.tenant))
     )
 
 
@@ -117,13 +164,24 @@ def _position(books: Books, flow: Flow) -> int:
     return -1 if flow.lane.is_absent else 0
 
 
-def wait_bound_steps(books: Books, flow: Flow) -> int:
-    """⌈N·k/M⌉·T: the most steps until a flow that stands in the ring is planned; 0: it does not."""
-    if flow.line != RING:
-        return 0
-    limits = books.limits
-    rounds = books.ring.num_before(flow) // limits.max_loras + 1
-    return rounds * turn_steps(limits)
+def wait_bound_s(books: Books, flow: Flow) -> float:
+    """The most seconds until a flow that stands in the ring is planned, at the measured length of a
+    step; 0: it does not, or no bound holds now.
+
+    ⌈N·k/M⌉ rounds with N·k the grants before its own and M the places that have seats; one more if
+    its bytes are not in a slot, since a place may go by while they are copied. A round is T steps
+    and the longest copy. While the ring's head lacks pages there is no bound: the oldest sequence
+    keeps its own for as long as it runs.
+    """
+    lacks_pages = books.lacking is Cause.PAGES or books.memory.kept_pages > 0
+    if flow.line != RING or lacks_pages or any(turn.is_rescue for turn in books.turns.values()):
+        return 0.0
+    limits, rates, digest = books.limits, books.rates, flow.lane.digest
+    places = max(1, min(limits.max_loras, limits.max_num_seqs // books.widest))
+    rounds = books.ring.num_before(flow) // places + 1
+    if not flow.lane.is_base and books.memory.slots.ready(digest) is None:
+        rounds += 1
+    return rounds * (turn_steps(limits) * rates.step_s + rates.longest_copy_s)
 
 
 def _residents(books: Books) -> tuple[ResidentAdapter, ...]:

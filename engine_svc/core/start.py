@@ -30,9 +30,8 @@ def try_start(
         return Cause.SEAT
     num_cached = _share_prefix(books, sequence)
     tokens = min(max_tokens, sequence.num_left)
-    needed = num_pages_lacking(books, sequence, tokens)
-    if claim is Claim.MODEST:
-        needed = num_pages_lacking(books, sequence, sequence.num_left)
+    sure = sequence.num_left if claim is Claim.MODEST else tokens
+    needed = num_pages_lacking(books, sequence, sure)
     kept = 0 if ignore_kept else books.memory.kept_pages
     if not make_room(books, needed, sequence, claim, now, kept):
         if num_cached:
@@ -47,7 +46,7 @@ def take_pages(books: Books, sequence: Sequence, num_tokens: int) -> None:
     """Pages for the next `num_tokens` positions; there is room for them. A last page that other
     choices share is copied."""
     page_size = books.limits.page_size
-    if needs_copy(books, sequence):
+    if sequence.live.shares_pages and needs_copy(books, sequence):
         index = sequence.num_planned // page_size
         copy = PageCopy(sequence.page_ids[index], books.memory.take())
         books.memory.release((copy.source,))
@@ -78,7 +77,7 @@ def needs_copy(books: Books, sequence: Sequence) -> bool:
 
 def _share_prefix(books: Books, sequence: Sequence) -> int:
     """Refer to cached pages of a sequence that has none; returns their positions."""
-    if sequence.page_ids or not sequence.live.uses_prefix_index:
+    if sequence.page_ids or not books.limits.prefix_cache or not sequence.live.uses_prefix_index:
         return 0
     tokens = sequence.token_ids(0, sequence.num_known)
     nodes = books.memory.share_prefix(sequence.live.prefix_root, tokens)

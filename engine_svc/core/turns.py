@@ -10,11 +10,12 @@ pays with its next turn, whichever adapter has that; the flow owes it to its ten
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
+from engine_svc.core.slots import Slot
 from engine_svc.types import BASE_DIGEST, EngineLimits
 
 
@@ -43,15 +44,14 @@ class Turn:
     quantum: float
     allowance: float
     began_s: float
+    #: None: the base's
+    slot: Slot | None
     service: float = 0.0
     #: served while nobody waited
     free: float = 0.0
     closing_since: int | None = None
-
-    def is_due(self, step: int, limits: EngineLimits) -> bool:
-        if limits.policy == "resident-first":
-            return False
-        return self.service >= self.allowance or step - self.first_step >= limits.turn_max_steps
+    #: begun out of the ring's order, so that the oldest sequence ends while all others lack pages
+    is_rescue: bool = False
 
     def is_over(self, step: int, limits: EngineLimits) -> bool:
         return self.closing_since is not None and (
@@ -81,6 +81,18 @@ class Turns:
     def __iter__(self) -> Iterator[Turn]:
         return iter(list(self._turns.values()))
 
+    def values(self) -> Iterable[Turn]:
+        """For loops that begin and end none."""
+        return self._turns.values()
+
+    def base_last(self) -> list[Turn]:
+        turns = list(self._turns.values())
+        base = self._turns.get(BASE_DIGEST)
+        if base is not None:
+            turns.remove(base)
+            turns.append(base)
+        return turns
+
     def __contains__(self, digest: object) -> bool:
         return digest in self._turns
 
@@ -88,34 +100,47 @@ class Turns:
     def num_free_places(self) -> int:
         return self._max_loras - len(self._turns) + (BASE_DIGEST in self._turns)
 
+    def has_place_for(self, lane: Lane) -> bool:
+        """It holds one, or needs none, or one is free."""
+        return (
+            len(self._turns) < self._max_loras
+            or lane.is_base
+            or lane.digest in self._turns
+            or self.num_free_places > 0
+        )
+
     def get(self, digest: str) -> Turn | None:
         return self._turns.get(digest)
 
-    def begin(self, flow: Flow, step: int, now: float) -> None:
+    def begin(self, flow: Flow, slot: Slot | None, step: int, now: float) -> None:
         lane = flow.lane
         assert lane.is_base or self.num_free_places > 0, "more turns than places"
-        self._turns[lane.digest] = self._turn(flow, step, now)
+        assert lane.is_base or slot is not None, f"{lane.digest} gets a place without a slot"
+        self._turns[lane.digest] = self._turn(flow, slot, step, now)
 
     def renew(self, flow: Flow, step: int, now: float) -> None:
         """The lane's turn ends, and the flow, which is next in the ring, begins one in its
         place."""
-        self._settle(self._turns[flow.lane.digest])
-        self._turns[flow.lane.digest] = self._turn(flow, step, now)
+        turn = self._turns[flow.lane.digest]
+        self._settle(turn)
+        self._turns[flow.lane.digest] = self._turn(flow, turn.slot, step, now)
 
     def end(self, turn: Turn) -> None:
         self._settle(turn)
         del self._turns[turn.lane.digest]
 
-    def _turn(self, flow: Flow, step: int, now: float) -> Turn:
+    def _turn(self, flow: Flow, slot: Slot | None, step: int, now: float) -> Turn:
         self.num_begun += 1
         quantum = quantum_of(flow, self._quantum)
-        return Turn(flow.lane, flow, step, quantum, allowance_of(flow, quantum), now)
+        return Turn(flow.lane, flow, step, quantum, allowance_of(flow, quantum), now, slot)
 
     def _settle(self, turn: Turn) -> None:
         """What it did not use is lost; what it overdrew is owed, what it gave up is paid."""
         excess = max(turn.service, turn.allowance) - turn.free - turn.quantum
+        # a light flow's quantum may be less than a step's service, its debt is not
+        most = 2.0 * max(turn.quantum, self._quantum)
         for share in (turn.flow.share, turn.flow.account):
-            share.debt = min(max(share.debt + excess, 0.0), 2.0 * turn.quantum)
+            share.debt = min(max(share.debt + excess, 0.0), most)
 
     def check_integrity(self) -> None:
         assert self.num_free_places >= 0, "more turns than places"

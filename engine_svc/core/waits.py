@@ -8,6 +8,7 @@ done per request and step.
 from __future__ import annotations
 
 import enum
+from operator import sub
 
 from engine_svc.types import Waits
 
@@ -52,10 +53,5 @@ class WaitClock:
 def waits_between(start: Reading, end: Reading, before_s: float) -> Waits:
     """The wait between two readings. `before_s`, received → handed to the core, counts as budget:
     the core was busy with a step."""
-    spent = [b - a for a, b in zip(start, end, strict=True)]
-    return Waits(
-        place_s=spent[Cause.PLACE],
-        load_s=spent[Cause.LOAD],
-        kv_s=spent[Cause.BYTES] + spent[Cause.PAGES],
-        budget_s=spent[Cause.SEAT] + spent[Cause.BUDGET] + before_s,
-    )
+    place, load, weights, pages, seat, budget = map(sub, end, start)
+    return Waits(place, load, weights + pages, seat + budget + before_s)

@@ -15,6 +15,7 @@ from engine_svc.frontend.state import engine_state, explained
 from engine_svc.log import Log
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
 from loraplex.status import FieldInvalid, NotFound, Unavailable, Unimplemented
+from loraplex.tenants import TENANT_METADATA
 
 _DEFAULT_INTERVAL_S = 1.0
 _MIN_INTERVAL_S = 0.1
@@ -114,7 +115,8 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         if not request.request_id:
             raise FieldInvalid("request_id", "''", "the id of an open request")
         found = await self._serving.link.explain(request.request_id)
-        if found is None:
+        asking = _named_tenant(context)
+        if found is None or asking not in ("", found.flow.flow.tenant):
             raise NotFound(
                 f"this engine has no open request {request.request_id!r}; it has ended, or another "
                 "engine has it",
@@ -135,6 +137,12 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
 def _tenant(context: Any) -> str:
     return tenant_of(context.invocation_metadata())
+
+
+def _named_tenant(context: Any) -> str:
+    """The tenant that a caller says it is, who sees no other's request; empty: it says nothing."""
+    named = {key for key, _ in context.invocation_metadata() or ()}
+    return _tenant(context) if TENANT_METADATA in named else ""
 
 
 def _draining(message: str) -> Unavailable:

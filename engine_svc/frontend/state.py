@@ -9,6 +9,7 @@ from engine_svc.types import (
     MemorySnapshot,
     RequestExplanation,
     ResidentAdapter,
+    TenantSnapshot,
     TurnSnapshot,
 )
 from loraplex.engine.v1 import engine_pb2
@@ -50,6 +51,7 @@ def engine_state(
         flows=[_flow(flow) for flow in snapshot.flows],
         turns=[_turn(turn) for turn in snapshot.turns],
         step_s=snapshot.step_s,
+        tenants=[_tenant(tenant) for tenant in snapshot.tenants],
     )
 
 
@@ -69,6 +71,9 @@ def explained(found: RequestExplanation) -> engine_pb2.ExplainResponse:
         completion_tokens=found.completion_tokens,
         demanding_adapters=found.demanding_adapters,
         max_loras=found.max_loras,
+        tenant=None if found.tenant is None else _tenant(found.tenant),
+        service=found.service,
+        predicted_wait_s=found.predicted_wait_s,
     )
 
 
@@ -122,4 +127,19 @@ def _flow(flow: FlowSnapshot) -> engine_pb2.FlowState:
         tenant_weight=flow.tenant_weight,
         adapter_weight=flow.adapter_weight,
         service_lag=flow.service_lag,
+        debt=flow.debt,
+    )
+
+
+def _tenant(tenant: TenantSnapshot) -> engine_pb2.TenantState:
+    return engine_pb2.TenantState(
+        service_class=engine_pb2.ServiceClass.ValueType(tenant.service_class.value),
+        tenant=tenant.tenant,
+        ring_position=tenant.ring_position,
+        ring_flows=tenant.ring_flows,
+        flows=tenant.flows,
+        weight=tenant.weight,
+        virtual_counter=tenant.virtual_counter,
+        service_lag=tenant.service_lag,
+        debt=tenant.debt,
     )

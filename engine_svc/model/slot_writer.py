@@ -160,8 +160,11 @@ class ArenaSlotWriter:
                 np.copyto(self._arena.page(page_id).numpy(), image)
             self._completion.complete(row, raw)
             return row
-        self._loads.write(load.page_ids, images)
-        with self._loads.stream():
-            self._completion.complete(row, raw)
-        self._loads.finish()
+        try:
+            self._loads.write(load.page_ids, images)
+            with self._loads.stream():
+                self._completion.complete(row, raw)
+        finally:
+            # also of a load that failed: its pages are given to others once that is told
+            self._loads.finish()
         return row

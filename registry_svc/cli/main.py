@@ -12,10 +12,12 @@ from loraplex import exit_codes
 from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.environment import refuse_misspelt
 from loraplex.printing import print_json
+from loraplex.shares import MAX_WEIGHT, MIN_WEIGHT, is_weight
 from loraplex.status import LoraplexError
 from registry_svc.cli import adapters, base_models
 from registry_svc.cli.client import ADDRESS_VARIABLE
 from registry_svc.cli.verify import verify as verify_folder
+from registry_svc.messages import MAX_QUEUE_LIMIT
 from registry_svc.settings import OPTIONS, SettingInvalid
 
 _ADAPTER, _TENANT = "the adapter's name", "the tenant's name"
@@ -99,7 +101,7 @@ def _add_adapter_commands(commands: Any) -> None:
 
     update = _command(commands, "update", adapters.update, "change an adapter's own fields")
     update.add_argument("name", help=_ADAPTER)
-    update.add_argument("--weight", type=float, help="share within its tenant")
+    update.add_argument("--weight", type=_weight, help="share within its tenant")
     update.add_argument("--description", help="replaces it")
     update.add_argument("--label", action="append", metavar="KEY=VALUE", help="replaces all")
     update.add_argument(
@@ -179,10 +181,31 @@ def _add_tenant_commands(commands: Any) -> None:
         "change or make a tenant; engines apply its weight and limits at once",
     )
     update.add_argument("name", help=_TENANT)
-    update.add_argument("--weight", type=float, help="share of the engine")
-    update.add_argument("--max-queued-requests", type=int, help="0: no limit")
-    update.add_argument("--max-queued-tokens", type=int, help="0: no limit")
+    update.add_argument("--weight", type=_weight, help="share of the engine")
+    update.add_argument("--max-queued-requests", type=_queue_limit, help="0: no limit")
+    update.add_argument("--max-queued-tokens", type=_queue_limit, help="0: no limit")
     update.add_argument("--etag", default="", help=_ETAG)
+
+
+def _weight(text: str) -> float:
+    """Where a person writes it 0 is a mistake; in a message it is what nobody wrote."""
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not is_weight(weight):
+        raise argparse.ArgumentTypeError(f"{text!r}; must be {MIN_WEIGHT} to {MAX_WEIGHT:g}")
+    return weight
+
+
+def _queue_limit(text: str) -> int:
+    try:
+        limit = int(text)
+    except ValueError:
+        limit = -1
+    if not 0 <= limit <= MAX_QUEUE_LIMIT:
+        raise argparse.ArgumentTypeError(f"{text!r}; must be 0 (no limit) to {MAX_QUEUE_LIMIT}")
+    return limit
 
 
 def _add_maintenance_commands(commands: Any) -> None:

@@ -80,7 +80,8 @@ def run(
     folder, adapters = model
     options: dict[str, Any] = {
         "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_ROWS, "arena_bytes": 1 << 24,
-        "max_lora_rank": 64, **WAY_OPTIONS[request.param.split(",")[0]],
+        # the last page is not full
+        "context_tokens": 250, "max_lora_rank": 64, **WAY_OPTIONS[request.param.split(",")[0]],
     }  # fmt: skip
     if request.param == PLAIN:
         options |= {"enforce_eager": True, "dependent_launches": False}
@@ -115,7 +116,7 @@ def _warm_up(run: DirectRunner) -> None:
     inner._arena.page(0).zero_()
     WarmUp(
         inner, inner._stepper, inner._bindings, run.loaded.layout,
-        page_size=run.loaded.page_size, max_pages=256 // run.loaded.page_size,
+        page_size=run.loaded.page_size, longest=run.loaded.context_tokens,
         max_num_seqs=MAX_NUM_SEQS, max_rows=MAX_ROWS,
         vocab_size=run.loaded.base.vocab_size,
     ).run(capture=True)  # fmt: skip

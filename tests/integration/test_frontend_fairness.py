@@ -16,6 +16,7 @@ from engine_svc.types import (
     Request,
     RequestExplanation,
     ServiceClass,
+    TenantSnapshot,
     TurnSnapshot,
     Waits,
 )
@@ -64,11 +65,19 @@ async def test_explain_says_why_an_open_request_waits(text: ModelText) -> None:
     link.explanations["mine"] = RequestExplanation(
         "mine", "paused", flow, "pages", ahead=1, waits=Waits(place_s=0.5, kv_s=0.25),
         paused_s=2.0, prompt_tokens=3, completion_tokens=4, demanding_adapters=9, max_loras=2,
+        tenant=TenantSnapshot(ServiceClass.BATCH, "one", 3, 4, 5, 2.0, 9.0, -1.0, 6.0),
+        service=11.0, predicted_wait_s=1.5,
     )  # fmt: skip
     async with running_frontend(text, link) as frontend:
         shown = await frontend.stub.Explain(engine_pb2.ExplainRequest(request_id="mine"))
         unknown = await refusal_of(
             frontend.stub.Explain(engine_pb2.ExplainRequest(request_id="gone"))
+        )
+        foreign = await refusal_of(
+            frontend.stub.Explain(
+                engine_pb2.ExplainRequest(request_id="mine"),
+                metadata=(("x-loraplex-tenant", "stranger"),),
+            )
         )
         empty = await refusal_of(frontend.stub.Explain(engine_pb2.ExplainRequest()))
     assert (shown.request_id, shown.state) == ("mine", engine_pb2.REQUEST_STATE_PAUSED)
@@ -78,7 +87,13 @@ async def test_explain_says_why_an_open_request_waits(text: ModelText) -> None:
     assert (shown.wait_place_s, shown.wait_kv_s, shown.paused_s) == (0.5, 0.25, 2.0)
     assert (shown.prompt_tokens, shown.completion_tokens) == (3, 4)
     assert (shown.demanding_adapters, shown.max_loras) == (9, 2)
+    assert (shown.service, shown.predicted_wait_s) == (11.0, 1.5)
+    tenant = shown.tenant
+    assert (tenant.tenant, tenant.service_class) == ("one", engine_pb2.SERVICE_CLASS_BATCH)
+    assert (tenant.ring_position, tenant.ring_flows, tenant.flows, tenant.weight) == (3, 4, 5, 2.0)
+    assert (tenant.virtual_counter, tenant.service_lag, tenant.debt) == (9.0, -1.0, 6.0)
     assert (unknown.reason, empty.reason) == ("REQUEST_NOT_FOUND", "FIELD_INVALID")
+    assert foreign.reason == "REQUEST_NOT_FOUND"
 
 
 async def test_the_class_and_the_clients_id_reach_the_core(text: ModelText) -> None:

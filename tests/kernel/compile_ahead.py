@@ -66,7 +66,14 @@ def shrink(dtype: str, architecture: int, in_features: int, tile_rows: int) -> N
     kernel = lora_prefill_triton.prefill_shrink_kernel
     if tile_rows == TILE_ROWS:
         kernel = lora_shrink_triton.shrink_kernel
-        constants |= {"WARPS": tuning.num_warps, "PDL": architecture >= 90}
+        constants |= {
+            "DOT_K": tuning.dot_k * 2 // ITEM_BYTES[dtype],
+            "LANES": tuning.lanes,
+            "WARPS": tuning.num_warps,
+            "STAGES": tuning.num_stages,
+            "PDL": tuning.early and architecture >= 90,
+            "LEADS": architecture >= 90,
+        }
     else:
         constants |= {"BLOCK_R": tuning.block_ranks}
     report(kernel, dtype, architecture, constants, options_of(tuning))
@@ -76,7 +83,8 @@ def delta(dtype: str, architecture: int, tile_rows: int) -> None:
     tuning = delta_tuning(OUT_FEATURES, tile_rows)
     constants = {
         "COLUMN_BLOCKS": OUT_FEATURES // tuning.block_columns,
-        "NUM_SPLITS": 8,
+        "NUM_SPLITS": 4,
+        "SPLITS_POWER": 4,
         "BLOCK_N": tuning.block_columns,
         "ALIGNED": True,
         **BLOCKS,
@@ -85,13 +93,17 @@ def delta(dtype: str, architecture: int, tile_rows: int) -> None:
     if tile_rows == TILE_ROWS:
         kernel = lora_delta_triton.delta_kernel
         constants |= {
-            "SPLITS_POWER": 8,
+            "WIDE_RANKS": lora_delta_triton.WIDE_RANKS,
             "DOT_N": tuning.dot_columns,
             "TILE_ROWS": tile_rows,
-            "PDL": architecture >= 90,
+            "PDL": tuning.early and architecture >= 90,
         }
     else:
-        constants |= {"DOT_ROWS": lora_prefill_triton.DOT_ROWS}
+        constants |= {
+            "DOT_ROWS": tuning.dot_rows,
+            "WIDE_RANKS": lora_delta_triton.WIDE_RANKS,
+            "STAGES": tuning.num_stages,
+        }
     report(kernel, dtype, architecture, constants, options_of(tuning))
 
 

@@ -14,6 +14,8 @@ import pytest
 HERE = Path(__file__).parent
 MAX_SHARED_BYTES = 24 * 1024
 MAX_REGISTERS = 128
+#: a few registers kept in memory on the older architecture
+MAX_STACK_BYTES = 48
 KERNELS = 7
 
 
@@ -58,7 +60,7 @@ def test_half_precision_decode_kernels_leave_room_for_four_programs_of_a_multipr
         and (
             variant["registers"] > MAX_REGISTERS
             or variant["shared_bytes"] > MAX_SHARED_BYTES
-            or variant["stack_bytes"] > 32
+            or variant["stack_bytes"] > MAX_STACK_BYTES
         )
     ]
     assert greedy == []

@@ -100,7 +100,7 @@ def test_long_segments_of_a_prefill_equal_the_reference(
 
 
 def test_inputs_longer_than_one_partial_sum_equal_the_reference() -> None:
-    case = lora_case([(0, 1, 0), (1, 3, 1)], MIXED_RANKS, 1100, SPANS, torch.float32)
+    case = lora_case([(0, 1, 0), (1, 3, 1)], MIXED_RANKS, 2100, SPANS, torch.float32)
     assert case.empty_u().shape[0] == 3
     check_all(case)
 

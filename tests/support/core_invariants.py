@@ -29,13 +29,16 @@ class Stay:
 
 class WaitWatch:
     """Invariant 1: a flow that is k-th of its tenant, among N tenants, is planned within
-    ⌈N·k/M⌉·T steps; one turn more if a place went by while its bytes were being copied; class batch
-    b times and class interactive b/(b − 1) times that, while both demand."""
+    ⌈N·k/M⌉·T steps, M the places that have seats; one turn more if a place went by while its bytes
+    were being copied; class batch b times and class interactive b/(b − 1) times that, while both
+    demand."""
 
     def __init__(self, copy_steps: int = 0) -> None:
         #: steps that a copy into a slot takes at most
         self.copy_steps = copy_steps
         self.stays: dict[tuple[FlowKey, int], Stay] = {}
+        #: most seats that a sequence needed: a place is of no use without them
+        self.widest = 1
         #: longest stay ÷ bound, over all stays
         self.closest = 0.0
         self.num_stays = 0
@@ -44,7 +47,10 @@ class WaitWatch:
         """After a step."""
         tenants = tenants_in(books.ring)
         both = all(tenants.values())
-        lacks_pages = books.lacking is Cause.PAGES or books.memory.kept_pages > 0
+        rescued = any(turn.is_rescue for turn in books.turns)
+        lacks_pages = rescued or books.lacking is Cause.PAGES or books.memory.kept_pages > 0
+        for live in books.requests.values():
+            self.widest = max(self.widest, live.request.sampling.n)
         present = set()
         for flow in books.ring:
             key = (flow.key, flow.queued_at)
@@ -73,7 +79,8 @@ class WaitWatch:
             every = limits.batch_grant_every
             is_batch = flow.key.service_class is ServiceClass.BATCH
             grants = grants * every if is_batch else math.ceil(grants * every / (every - 1))
-        rounds = math.ceil(grants / limits.max_loras) + bool(self.copy_steps)
+        places = max(1, min(limits.max_loras, limits.max_num_seqs // self.widest))
+        rounds = math.ceil(grants / places) + bool(self.copy_steps)
         return rounds * (turn_steps(limits) + self.copy_steps)
 
 

@@ -26,7 +26,10 @@ from engine_svc.types import (
 )
 from tests.support.core_fakes import FakeArena, FakeClock, FakeRunner, FakeWeights, FakeWriter
 from tests.support.core_fakes import next_token as fake_next_token
+from tests.support.core_gap import GapWatch
 from tests.support.core_invariants import WaitWatch
+from tests.support.core_kv import ChargeWatch, VictimWatch
+from tests.support.core_queue import AdmissionWatch
 
 
 def limits(**changes: object) -> EngineLimits:
@@ -75,9 +78,17 @@ class World:
         self.reports: list[StepReport] = []
         #: checks the bound of every wait for a place
         self.watch: WaitWatch | None = None
+        #: checks the gap between those who demand throughout
+        self.gap: GapWatch | None = None
+        books = self.core._books
+        self.victims = VictimWatch(books)
+        self.charges = ChargeWatch(books, engine_limits)
+        self.admission = AdmissionWatch(engine_limits, books)
         self._seeds: dict[int, Heard] = {}
         #: adapters whose turns ended in this step, before or behind its grants
         self._ended: set[str] = set()
+        #: counters at the beginning of the step
+        self._levels: dict[Flow, tuple[float, float, float]] = {}
         self._note_ended_turns()
 
     def submit(
@@ -108,23 +119,36 @@ class World:
             salt,
         )
         heard = self.heard[request.request_id] = self._seeds[number] = Heard(request)
+        expected = self.admission.expected(
+            request, self.adapter_pages, self.clock.now(), self.core._draining
+        )
         self.core.submit(request)
         self._listen()
+        failure = None if heard.admitted or heard.ended is None else heard.ended.failure
+        self.admission.answered(request, expected, failure)
+        if self.gap is not None:
+            self.gap.submitted(request)
         return heard
 
     def step(self, seconds: float = 0.01) -> StepReport:
         began, launched = self.clock.now(), len(self.runner.plans)
         self._ended.clear()
+        self._levels = {flow: flow.level for flow in self._flows()}
         report = self.core.step()
         for plan in self.runner.plans[launched:]:
+            self.charges.planned(plan, lambda seed: self._seeds[seed].request)
             for opening in plan.seat_openings:
                 heard = self._seeds[opening.sampling.seed]
                 if heard.planned_s is None:
                     heard.planned_s = began
+                    self.admission.queued.pop(heard.request.request_id, None)
+        self.charges.check()
         self.core.check_integrity()
         self._check_idle(report)
         if self.watch is not None:
             self.watch.look(self.core._books)
+        if self.gap is not None:
+            self.gap.look(self.core._books)
         self._listen()
         self.reports.append(report)
         self.clock.advance(seconds)
@@ -166,7 +190,8 @@ class World:
                     heard.reasons[item.choice] = item.finish_reason
                     heard.stop_ids[item.choice] = item.stop_token_id
             else:
-                heard.ended, heard.ended_step = item, self.core.snapshot().steps
+                heard.ended, heard.ended_step = item, self.core._books.next_step
+                self.admission.queued.pop(item.request_id, None)
                 self.check_answer(heard)
 
     def check_answer(self, heard: Heard) -> None:
@@ -246,15 +271,29 @@ class World:
         num_free = books.turns.num_free_places - len(ended)
         asked = [f for f in waiting if f.lane in open_turns or f.lane.digest in ended]
         excused = full or any(self._is_short(flow) for flow in asked)
+        # the ring's first yields its seats to turns that have none, and to who is behind it; nobody
+        # overtakes it
+        seatless = any(not flow.lane.running for flow in asked)
+        behind = any(self._was_behind(b, flow) for b in asked for flow in books.ring)
+        yields = excused and (seatless or behind)
         for flow in waiting:
             first = flow.first()
             assert first is not None
-            if first.in_flight or self._is_short(flow):
+            if books.in_flight(first) or self._is_short(flow):
                 continue
             if flow.lane in open_turns:
                 assert excused
             elif flow.lane.digest not in books.turns and flow.lane.digest not in ended:
-                assert not self._is_ready(flow.lane) or not (flow.lane.is_base or num_free > 0)
+                has_place = flow.lane.is_base or num_free > 0
+                assert yields or not has_place or not self._is_ready(flow.lane)
+
+    def _was_behind(self, flow: Flow, other: Flow) -> bool:
+        """When the step was planned, it had had less service."""
+        mine, theirs = self._levels[flow], self._levels[other]
+        same_class = flow.key.service_class is other.key.service_class
+        return same_class and (
+            mine < theirs if flow.account is other.account else mine[1] < theirs[1]
+        )
 
     def _is_ready(self, lane: Lane) -> bool:
         return lane.is_base or self.core._books.memory.slots.ready(lane.digest) is not None

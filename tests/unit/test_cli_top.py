@@ -61,3 +61,26 @@ def test_a_running_request_lacks_nothing() -> None:
     assert "for the base model (interactive) runs" in text
     assert "lacks" not in text
     assert "the base model holds a place" in text
+
+
+def test_the_ring_of_tenants_is_a_table_of_its_own() -> None:
+    tenants = [
+        pb.TenantState(tenant="acme", ring_position=1, ring_flows=2, flows=3, weight=2, debt=7),
+        pb.TenantState(tenant="idle", flows=1, weight=1),
+    ]
+    shown = screen(pb.EngineState(engine_id="e1", tenants=tenants), 1).splitlines()
+    (row,) = [line for line in shown if line.startswith("acme")]
+    assert row.split() == ["acme", "interactive", "1", "2", "3", "0", "0", "7", "2"]
+    assert "… and 1 tenants more" in shown
+
+
+def test_a_request_is_told_its_service_debt_weight_and_its_tenants_place() -> None:
+    found = pb.ExplainResponse(
+        request_id="r1", state=pb.REQUEST_STATE_WAITING, flow=flow("sql-lora", 3, debt=12),
+        service=30, predicted_wait_s=2.5,
+        tenant=pb.TenantState(tenant="acme", ring_position=2, ring_flows=4, flows=5, weight=3),
+    )  # fmt: skip
+    text = explanation(found)
+    assert "it was charged 30; its flow's debt is 12, its weight 2;" in text
+    assert "would expect 2.5 s" in text
+    assert "tenant acme is number 2 in the ring of tenants with 4 of its 5 flows" in text

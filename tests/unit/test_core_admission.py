@@ -89,3 +89,25 @@ def test_limits_that_contradict_each_other_stop_the_start(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         World(dataclasses.replace(limits(), **change))
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_num_seqs", "num_pages", "page_size", "page_bytes", "max_queued_requests",
+        "max_queued_tokens", "turn_max_steps", "min_chunk", "prefetch_adapters", "max_wanted",
+    ],
+)  # fmt: skip
+def test_a_limit_that_lets_nothing_run_stops_the_start(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value}; must be at least 1"):
+        World(dataclasses.replace(limits(), **{name: value}))
+
+
+@pytest.mark.parametrize("name", ["prefill_price", "decode_price", "max_queue_wait_s"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), float("-inf")])
+def test_a_price_or_a_wait_that_is_no_positive_number_stops_the_start(
+    name: str, value: float
+) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value}; must be a finite number above 0"):
+        World(dataclasses.replace(limits(), **{name: value}))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_svc.core.pressure import Claim, make_room
+from engine_svc.core import pressure
+from engine_svc.core.pressure import Claim
 from engine_svc.core.waits import Cause
 from tests.support.core_world import World, adapter, limits
 
@@ -110,10 +111,10 @@ def test_a_sequence_that_has_not_advanced_since_it_got_its_pages_keeps_them() ->
     assert held.page_ids
     lacking = books.memory.num_room + 1
     held.furthest = held.num_planned
-    assert not make_room(books, lacking, wants, Claim.TURN, world.clock.now())
+    assert not pressure.make_room(books, lacking, wants, Claim.TURN, world.clock.now())
     assert held.page_ids
     held.furthest = 0
-    assert make_room(books, lacking, wants, Claim.TURN, world.clock.now())
+    assert pressure.make_room(books, lacking, wants, Claim.TURN, world.clock.now())
     assert not held.page_ids
     assert first.page_ids
     world.run()

@@ -18,8 +18,10 @@ from engine_svc.model.gpu.buckets import (
 )
 from engine_svc.model.gpu.page_loads import _runs
 from engine_svc.model.gpu.page_table import _ROUND, PageTable
+from engine_svc.model.gpu.site_deltas import SHORT_STEP_ROWS, lora_tile_rows
 from engine_svc.model.gpu.step_inputs import InputSizes, StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
+from engine_svc.model.gpu.step_shapes import StepLimits
 from engine_svc.types import NO_SLOT, Chunk
 from loraplex.status import FieldInvalid
 
@@ -135,6 +137,18 @@ def check_samples(inputs: StepInputs, chunks: list[Chunk], rows: StepRows) -> No
     assert by_segment == [slot for *_, slot in wanted]
     sent = inputs.on_device["sample_rows"].tolist()
     assert sent == [*(row for row, *_ in wanted), *[0] * (len(sent) - len(wanted))]
+
+
+@pytest.mark.parametrize("num_slots", [1, 4, 64, 2048])
+@pytest.mark.parametrize("seqs", [1, 100, 512, 600, 1024, 4096])
+def test_work_lists_hold_every_step_of_one_adapter_or_many(seqs: int, num_slots: int) -> None:
+    limits = StepLimits(seqs + 128, seqs, num_slots, PREFILL_ROWS)
+    for sizes, most in ((limits.decode_sizes(), seqs), (limits.mixed_sizes(), seqs + 128)):
+        for rows in {1, min(most, SHORT_STEP_ROWS), min(most, SHORT_STEP_ROWS + 1), most}:
+            segments = min(rows, num_slots)
+            counts = [rows - segments + 1] + [1] * (segments - 1)
+            tiles = sum(-(-count // lora_tile_rows(rows)) for count in counts)
+            assert tiles <= limits.lora_tiles(rows) <= sizes.lora_tiles
 
 
 def test_an_older_steps_numbers_never_show_in_a_shorter_step() -> None:

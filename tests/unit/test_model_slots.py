@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +115,37 @@ def test_slot_writer_copies_page_images_and_only_into_its_pages(bench: Bench) ->
         assert np.array_equal(bench.arena.page(page_id).numpy(), expected)
     untouched = set(range(bench.arena.num_pages)) - set(load.page_ids)
     assert all(bench.arena.page(page_id).eq(0xA5).all() for page_id in untouched)
+
+
+class FakeLoads:
+    """gpu.PageLoads whose copies are under way until `finish`."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def write(self, page_ids: Sequence[int], images: object) -> None:
+        self.events.append("copies started")
+
+    def stream(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        self.events.append("copies done")
+
+
+def test_a_load_that_fails_beside_the_steps_is_told_after_its_copies_are_done(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = FakeLoads()
+    monkeypatch.setattr(bench.writer, "_loads", loads)
+
+    def complete(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(bench.writer._completion, "complete", complete)
+    _, failure = bench.load()
+    assert failure is not None
+    assert loads.events == ["copies started", "copies done"]
 
 
 def test_a_failed_load_names_the_cause_and_the_writer_goes_on(bench: Bench) -> None:

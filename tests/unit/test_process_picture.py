@@ -10,6 +10,7 @@ from engine_svc.types import (
     FlowSnapshot,
     ResidentAdapter,
     ServiceClass,
+    TenantSnapshot,
     TurnSnapshot,
 )
 
@@ -25,6 +26,7 @@ def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
         adapter_pages=3, free_pages=4, loading_adapters=0,
         slot_evictions=5, preemptions=0, draining=True,
         turns=(TurnSnapshot(ref, 1.0, 2.0, 3, 4),), step_s=0.25,
+        tenants=(TenantSnapshot(ServiceClass.BATCH, "acme", 1, 1, 2),),
     )  # fmt: skip
     seen = picture(
         core, max_loras=2, weights_bytes=1000, workspace_bytes=50, runtime_bytes=7,
@@ -44,4 +46,4 @@ def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
     assert (shown.waiting, shown.running, shown.paused) == (1, 2, 3)
     assert (shown.ring_position, shown.waited_s) == (-1, 0.5)
     assert seen.slot_evictions == 5
-    assert (seen.turns, seen.step_s) == (core.turns, 0.25)
+    assert (seen.turns, seen.tenants, seen.step_s) == (core.turns, core.tenants, 0.25)

@@ -141,7 +141,8 @@ def build_gpu_runner(
     if warm_up:
         arena.page(0).zero_()
         WarmUp(
-            runner, stepper, bindings, layout, page_size=arena.page_size, max_pages=max_pages,
+            runner, stepper, bindings, layout, page_size=arena.page_size,
+            longest=min(max_pages * arena.page_size, limits.context_tokens),
             max_num_seqs=limits.max_num_seqs, max_rows=limits.max_rows,
             vocab_size=base.vocab_size,
         ).run(capture=capture)  # fmt: skip

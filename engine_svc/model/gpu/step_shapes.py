@@ -38,12 +38,16 @@ class StepLimits:
     def decode_sizes(self) -> InputSizes:
         """Of steps without prompts: usually at most one new page a row."""
         rows = self.max_num_seqs
-        return InputSizes(rows, rows, self.lora_tiles(rows), 0, 2 * rows)
+        return InputSizes(rows, rows, self._most_lora_tiles(rows), 0, 2 * rows)
 
     def mixed_sizes(self) -> InputSizes:
         rows, seqs = self.max_rows, self.max_num_seqs
-        lora_tiles = max(map(self.lora_tiles, {rows, min(rows, SHORT_STEP_ROWS)}))
+        lora_tiles = self._most_lora_tiles(rows)
         return InputSizes(rows, seqs, lora_tiles, self.prefill_tiles(rows), rows + seqs)
+
+    def _most_lora_tiles(self, rows: int) -> int:
+        """Of any step of up to so many rows: short steps have the shorter tiles."""
+        return max(map(self.lora_tiles, {rows, min(rows, SHORT_STEP_ROWS)}))
 
 
 def trunk_step(

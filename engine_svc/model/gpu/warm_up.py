@@ -45,14 +45,15 @@ class WarmUp:
         layout: AdapterLayout,
         *,
         page_size: int,
-        max_pages: int,
+        longest: int,
         max_num_seqs: int,
         max_rows: int,
         vocab_size: int,
     ) -> None:
+        """Args: longest, positions of a sequence at most."""
         self._runner, self._stepper, self._bindings = runner, stepper, bindings
         self._layout, self._page_size = layout, page_size
-        self._longest = max_pages * page_size
+        self._longest = longest
         self._max_num_seqs, self._max_rows = max_num_seqs, max_rows
         self._step, self._vocab_size = -1, vocab_size
 

@@ -867,6 +867,7 @@ class FlowState(_message.Message):
     TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
     ADAPTER_WEIGHT_FIELD_NUMBER: _builtins.int
     SERVICE_LAG_FIELD_NUMBER: _builtins.int
+    DEBT_FIELD_NUMBER: _builtins.int
     service_class: Global___ServiceClass.ValueType
     tenant: _builtins.str
     waiting: _builtins.int
@@ -889,6 +890,8 @@ class FlowState(_message.Message):
     """How far its counter is behind the virtual time of its tenant, which is where all its counters would
     be, had they been served alike; below 0: ahead.
     """
+    debt: _builtins.float
+    """Service beyond the quantums of its turns, taken off its next ones."""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterIdentity: ...
     def __init__(
@@ -908,14 +911,63 @@ class FlowState(_message.Message):
         tenant_weight: _builtins.float = ...,
         adapter_weight: _builtins.float = ...,
         service_lag: _builtins.float = ...,
+        debt: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_weight", b"adapter_weight", "paused", b"paused", "ring_position", b"ring_position", "running", b"running", "service_class", b"service_class", "service_lag", b"service_lag", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "virtual_counter", b"virtual_counter", "wait_bound_s", b"wait_bound_s", "waited_s", b"waited_s", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_weight", b"adapter_weight", "debt", b"debt", "paused", b"paused", "ring_position", b"ring_position", "running", b"running", "service_class", b"service_class", "service_lag", b"service_lag", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "virtual_counter", b"virtual_counter", "wait_bound_s", b"wait_bound_s", "waited_s", b"waited_s", "waiting", b"waiting", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FlowState: _TypeAlias = FlowState  # noqa: Y015
+
+@_typing.final
+class TenantState(_message.Message):
+    """A tenant's part of a class: its flows together, and its place in the ring of tenants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_CLASS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    RING_POSITION_FIELD_NUMBER: _builtins.int
+    RING_FLOWS_FIELD_NUMBER: _builtins.int
+    FLOWS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    VIRTUAL_COUNTER_FIELD_NUMBER: _builtins.int
+    SERVICE_LAG_FIELD_NUMBER: _builtins.int
+    DEBT_FIELD_NUMBER: _builtins.int
+    service_class: Global___ServiceClass.ValueType
+    tenant: _builtins.str
+    ring_position: _builtins.int
+    """1, 2 … among the tenants of its class whose adapters want a place; 0: none of its does."""
+    ring_flows: _builtins.int
+    """Its flows that stand in the ring, and all of its."""
+    flows: _builtins.int
+    weight: _builtins.float
+    virtual_counter: _builtins.float
+    """As FlowState's, among the tenants of its class."""
+    service_lag: _builtins.float
+    debt: _builtins.float
+    def __init__(
+        self,
+        *,
+        service_class: Global___ServiceClass.ValueType = ...,
+        tenant: _builtins.str = ...,
+        ring_position: _builtins.int = ...,
+        ring_flows: _builtins.int = ...,
+        flows: _builtins.int = ...,
+        weight: _builtins.float = ...,
+        virtual_counter: _builtins.float = ...,
+        service_lag: _builtins.float = ...,
+        debt: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["debt", b"debt", "flows", b"flows", "ring_flows", b"ring_flows", "ring_position", b"ring_position", "service_class", b"service_class", "service_lag", b"service_lag", "tenant", b"tenant", "virtual_counter", b"virtual_counter", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantState: _TypeAlias = TenantState  # noqa: Y015
 
 @_typing.final
 class TurnState(_message.Message):
@@ -1014,6 +1066,7 @@ class EngineState(_message.Message):
     FLOWS_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     base_model: _builtins.str
     registry_revision: _builtins.int
@@ -1034,6 +1087,10 @@ class EngineState(_message.Message):
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnState]:
         """Who holds a place, the base model included."""
 
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantState]:
+        """Tenants with flows: of each class the ring's in its order, then the others."""
+
     def __init__(
         self,
         *,
@@ -1049,10 +1106,11 @@ class EngineState(_message.Message):
         flows: _abc.Iterable[Global___FlowState] | None = ...,
         turns: _abc.Iterable[Global___TurnState] | None = ...,
         step_s: _builtins.float = ...,
+        tenants: _abc.Iterable[Global___TenantState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "engine_id", b"engine_id", "flows", b"flows", "max_loras", b"max_loras", "memory", b"memory", "registry_revision", b"registry_revision", "residency", b"residency", "running_sequences", b"running_sequences", "step_s", b"step_s", "steps", b"steps", "turns", b"turns", "waiting_sequences", b"waiting_sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "engine_id", b"engine_id", "flows", b"flows", "max_loras", b"max_loras", "memory", b"memory", "registry_revision", b"registry_revision", "residency", b"residency", "running_sequences", b"running_sequences", "step_s", b"step_s", "steps", b"steps", "tenants", b"tenants", "turns", b"turns", "waiting_sequences", b"waiting_sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1171,6 +1229,9 @@ class ExplainResponse(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     DEMANDING_ADAPTERS_FIELD_NUMBER: _builtins.int
     MAX_LORAS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    SERVICE_FIELD_NUMBER: _builtins.int
+    PREDICTED_WAIT_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: Global___RequestState.ValueType
     waits_for: Global___WaitCause.ValueType
@@ -1187,8 +1248,16 @@ class ExplainResponse(_message.Message):
     demanding_adapters: _builtins.int
     """Demanding adapters and places of the engine, to read the ring position by."""
     max_loras: _builtins.int
+    service: _builtins.float
+    """What it was charged until now: computed tokens at their prices."""
+    predicted_wait_s: _builtins.float
+    """What admission would expect now for one more request of its flow, in seconds."""
     @_builtins.property
     def flow(self) -> Global___FlowState: ...
+    @_builtins.property
+    def tenant(self) -> Global___TenantState:
+        """Its tenant, in its class."""
+
     def __init__(
         self,
         *,
@@ -1206,10 +1275,13 @@ class ExplainResponse(_message.Message):
         completion_tokens: _builtins.int = ...,
         demanding_adapters: _builtins.int = ...,
         max_loras: _builtins.int = ...,
+        tenant: Global___TenantState | None = ...,
+        service: _builtins.float = ...,
+        predicted_wait_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "completion_tokens", b"completion_tokens", "demanding_adapters", b"demanding_adapters", "flow", b"flow", "max_loras", b"max_loras", "paused_s", b"paused_s", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "wait_budget_s", b"wait_budget_s", "wait_kv_s", b"wait_kv_s", "wait_load_s", b"wait_load_s", "wait_place_s", b"wait_place_s", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "completion_tokens", b"completion_tokens", "demanding_adapters", b"demanding_adapters", "flow", b"flow", "max_loras", b"max_loras", "paused_s", b"paused_s", "predicted_wait_s", b"predicted_wait_s", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "service", b"service", "state", b"state", "tenant", b"tenant", "wait_budget_s", b"wait_budget_s", "wait_kv_s", b"wait_kv_s", "wait_load_s", b"wait_load_s", "wait_place_s", b"wait_place_s", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ not part of the simulated time: the benchmark measures it apart.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from benchmarks.fairness_policy import (
     COPY_S,
@@ -37,11 +38,14 @@ from engine_svc.types import (
 )
 
 TENANT = "default"
-ADAPTER_PAGES = 4
-PAGE_SIZE = 16
-#: the places, and as many adapters that are copied in for the next turns: with 300 adapters a place
-#: none is there still when its next turn comes, however many slots there are
-SLOTS_A_PLACE = 2
+#: an H200's 139 GiB less 15 of weights and a tenth for the rest, in pages of 16 positions
+ARENA_PAGES = 57_000
+PAGE_SIZE, PAGE_BYTES = 16, 2 << 20
+#: 83.9 MB
+ADAPTER_PAGES = 40
+#: as engine_svc/compose.py has it; with 300 adapters a place none is there still when its next turn
+#: comes, so slots only hold what is copied in for the turns that come
+SLOTS_A_PLACE = 4
 #: a core that has nothing to run looks again after so long
 IDLE_S = 0.0005
 
@@ -54,37 +58,55 @@ class SimClock:
         return self.now_s
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A job as the runner knows it."""
+
+    job: Job
+    opened: bool = False
+    #: positions that have been computed; after a preemption they are computed again
+    furthest: int = 0
+
+
 class SimRunner:
     """Answers every plan at once with token 1; knows from the seats which job a chunk is of."""
 
     def __init__(self, clock: SimClock) -> None:
         self._clock = clock
-        self.jobs: dict[int, Job] = {}
-        self._by_seat: dict[int, Job] = {}
-        self._opened: set[int] = set()
+        self._runs: dict[int, _Run] = {}
+        self._by_seat: dict[int, _Run] = {}
         self._results: deque[StepResult] = deque()
         self.facts = StepFacts({}, 0, 0, 0, (), 0.0)
+
+    def know(self, job: Job) -> None:
+        self._runs[job.number] = _Run(job)
+
+    def forget(self, number: int) -> Job:
+        return self._runs.pop(number).job
 
     def forward(self, plan: StepPlan) -> None:
         pauses = 0
         for opening in plan.seat_openings:
-            number = opening.sampling.seed
-            self._by_seat[opening.seat] = self.jobs[number]
-            pauses += number in self._opened
-            self._opened.add(number)
+            run = self._by_seat[opening.seat] = self._runs[opening.sampling.seed]
+            pauses += run.opened
+            run.opened = True
         served: dict[int, int] = {}
-        samples: list[Sample] = []
         prompt_tokens, slots = 0, set()
         for chunk in plan.chunks:
-            flow = self._by_seat[chunk.seat].flow
-            # what a pause or preemption makes new is named too: one token is a decode either way
-            decodes = not chunk.token_ids or chunk.start >= self._by_seat[chunk.seat].prompt
-            served[flow] = served.get(flow, 0) + (2 if decodes else chunk.num_tokens)
-            prompt_tokens += 0 if decodes else chunk.num_tokens
+            run = self._by_seat[chunk.seat]
+            end = chunk.start + chunk.num_tokens
+            if chunk.num_tokens == 1 and chunk.start >= run.job.prompt:
+                service = 2 * (end > run.furthest)
+            else:
+                service = _service(run, chunk.start, end)
+                prompt_tokens += chunk.num_tokens
+            if end > run.furthest:
+                run.furthest = end
+            served[run.job.flow] = served.get(run.job.flow, 0) + service
             slots.add(chunk.slot)
-            samples.extend(Sample(seat, 1) for seat in chunk.sample_seats)
+        samples = tuple(Sample(seat, 1) for chunk in plan.chunks for seat in chunk.sample_seats)
         seconds = step_s(len(plan.chunks), len(slots - {NO_SLOT}), prompt_tokens)
-        self._results.append(StepResult(plan.step, tuple(samples), compute_s=seconds))
+        self._results.append(StepResult(plan.step, samples, compute_s=seconds))
         swaps = len(plan.slot_bindings)
         self.facts = StepFacts(served, len(plan.chunks), swaps, pauses, (), 0.0)
 
@@ -97,9 +119,11 @@ class SimRunner:
         self._clock.now_s += result.compute_s + slowed
         return result
 
-    def forget(self, number: int) -> Job:
-        self._opened.discard(number)
-        return self.jobs.pop(number)
+
+def _service(run: _Run, start: int, end: int) -> int:
+    """What positions that were never computed before are worth."""
+    start, prompt = max(start, run.furthest), run.job.prompt
+    return max(0, end - start) + max(0, end - max(start, prompt))
 
 
 class SimWriter:
@@ -143,15 +167,15 @@ class SimWeights:
 
 
 def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
-    """Room enough that neither KV nor the queue binds: only places, seats and tokens do."""
+    """The queue has room for all; the arena is an H200's, so what is paused takes KV from it."""
     slots = SLOTS_A_PLACE * shape.max_loras
     return EngineLimits(
         max_loras=shape.max_loras,
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
-        num_pages=slots * ADAPTER_PAGES + 16 * shape.max_num_seqs * (2 + SLOTS_A_PLACE),
+        num_pages=ARENA_PAGES,
         page_size=PAGE_SIZE,
-        page_bytes=2 << 20,
+        page_bytes=PAGE_BYTES,
         num_slots=slots,
         context_tokens=1024,
         max_queued_requests=1 << 20,
@@ -161,8 +185,8 @@ def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
         turn_max_steps=turn_max_steps,
         closing_steps=2,
         prefix_cache=False,
-        prefetch_adapters=shape.max_loras,
-        max_wanted=4 * shape.max_loras + 16,
+        # as engine_svc/compose.py has it
+        prefetch_adapters=max(2, shape.max_loras // 4),
     )
 
 
@@ -182,7 +206,7 @@ class Turns:
         if ref is None:
             ref = self._refs[job.flow] = AdapterRef(f"a{job.flow}", 1, f"sha256:{job.flow}")
         prompt = self._prompts.setdefault(job.prompt, (1,) * job.prompt)
-        self.runner.jobs[job.number] = job
+        self.runner.know(job)
         self.core.submit(
             Request(
                 str(job.number),

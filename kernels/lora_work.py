@@ -1,0 +1,30 @@
+"""How the programs of a LoRA launch share the work list of a step."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_at(  # type: ignore[no-untyped-def]
+    tiles, index, capacity
+):
+    """(slot, first row, rows) of a tile of the work list. Beyond the work it is any row of the
+    list, not to be used: so it can be read while the number of tiles is still on its way."""
+    tile = tiles + 3 * tl.minimum(index, capacity - 1)
+    return tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def share(num_items, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(first item, end, lane, lanes) of this program, which takes first, first + P, … below end.
+
+    Where programs outnumber items, an item has up to LANES programs: its lanes. Lane 0 of item i
+    is program i, whatever the number of items.
+    """
+    programs = tl.num_programs(0)
+    lanes = tl.maximum(tl.minimum(programs // tl.maximum(num_items, 1), LANES), 1)
+    lane = tl.where(lanes > 1, tl.program_id(0) // tl.maximum(num_items, 1), 0)
+    end = tl.where(lane < lanes, num_items, 0)
+    return tl.program_id(0) - lane * num_items, end, lane, lanes
