@@ -136,7 +136,7 @@ def _build(
         sequence.page_copy = None
     books.next_step += 1
     books.rates.step_planned(now, books.step_service)
-    books.memory.pool.launched_step = plan.step
+    books.memory.launched(plan.step, [copy.source for copy in plan.page_copies])
     return LaunchedStep(plan, draft.rows, draft.by_seat, tuple(draft.segments))
 
 
