@@ -103,9 +103,10 @@ def build_gpu_runner(
     warm_up: bool,
     capture: bool,
     overlap: bool,
+    few_rows: bool,
 ) -> GpuRunner:
     """Args: warm_up, run every kind of step once; capture, make graphs of them (a GPU only);
-    overlap, see launches.py."""
+    overlap and few_rows, see launches.py."""
     limits, device = workspace.limits, workspace.device
     max_pages = min(-(-limits.context_tokens // arena.page_size), arena.num_pages)
     page_table = PageTable(limits.max_num_seqs, max_pages, device)
@@ -113,7 +114,7 @@ def build_gpu_runner(
     trunk = Trunk(
         base, weights, arena, deltas, workspace.buffers,
         page_table.device_table, workspace.sampler.last_token, workspace.scratch,
-        limits.context_tokens, overlap=overlap,
+        limits.context_tokens, overlap=overlap, few_rows=few_rows,
     )  # fmt: skip
     prefill_rows = tile_rows(base.num_heads, base.num_kv_heads)
     shapes = StepLimits(limits.max_rows, limits.max_num_seqs, limits.num_slots, prefill_rows)

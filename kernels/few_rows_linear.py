@@ -1,0 +1,26 @@
+"""A linear of few rows, limited by reading its weight. Plain-torch reference, and the choice by
+device."""
+
+from __future__ import annotations
+
+import torch
+
+#: rows that one product of the kernel holds
+MAX_ROWS = 16
+
+
+def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Semantics: out[t, n] = Σ_k x[t, k] · weight[n, k], summed in fp32.
+
+    Args:
+        x: [T, K] compute dtype, contiguous, T ≤ MAX_ROWS.
+        weight: [N, K] compute dtype, contiguous.
+        out: [T, N] compute dtype, contiguous.
+
+    Returns: out.
+    """
+    if x.is_cuda:
+        from kernels.few_rows_linear_triton import few_rows_linear_triton
+
+        return few_rows_linear_triton(x, weight, out)
+    return out.copy_(x.float() @ weight.float().t())

@@ -1,0 +1,119 @@
+"""kernels.few_rows_linear in Triton: a program reads a few rows of the weight from end to end.
+
+As a programmatic dependent launch it asks for its first part of the weight before the launch ahead
+of it has ended, which a library's GEMM does not do.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from kernels.few_rows_linear import MAX_ROWS
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsTuning:
+    """Args: block_n, rows of the weight a program; block_k, numbers of each at a time."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+#: first values, not tuned
+STANDING = FewRowsTuning(16, 512, 4, 4)
+CANDIDATES = (
+    STANDING,
+    FewRowsTuning(16, 256, 4, 5),
+    FewRowsTuning(32, 256, 4, 4),
+    FewRowsTuning(32, 512, 8, 3),
+    FewRowsTuning(64, 128, 4, 4),
+    FewRowsTuning(16, 256, 2, 6),
+)
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def few_rows_kernel(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    out,
+    num_rows,
+    num_columns,
+    width,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CAST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program n: columns n · BLOCK_N … of all rows."""
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.arange(0, ROWS)
+    ks = tl.arange(0, BLOCK_K)
+    real_columns = columns < num_columns
+    weight_at = weight + columns.to(tl.int64)[:, None] * width + ks[None, :]
+    x_at = x + rows[:, None] * width + ks[None, :]
+    # the weight is not written by any launch: its first part may come early
+    first = tl.load(weight_at, mask=real_columns[:, None] & (ks < width)[None, :], other=0.0)
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    here = tl.load(x_at, mask=(rows < num_rows)[:, None] & (ks < width)[None, :], other=0.0)
+    if CAST:
+        first, here = first.to(tl.float32), here.to(tl.float32)
+    total = tl.dot(here, first.T)
+    for k in range(BLOCK_K, width, BLOCK_K):
+        inside = k + ks < width
+        part = tl.load(weight_at + k, mask=real_columns[:, None] & inside[None, :], other=0.0)
+        here = tl.load(x_at + k, mask=(rows < num_rows)[:, None] & inside[None, :], other=0.0)
+        if CAST:
+            part, here = part.to(tl.float32), here.to(tl.float32)
+        total = tl.dot(here, part.T, total)
+    out_at = out + rows[:, None] * num_columns + columns[None, :]
+    mask = (rows < num_rows)[:, None] & real_columns[None, :]
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=mask)
+
+
+def few_rows_linear_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    tuning: FewRowsTuning = STANDING,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`kernels.few_rows_linear.few_rows_linear` in Triton: same arguments, same result to fp32
+    rounding.
+
+    pdl: a programmatic dependent launch; the weight must be older than the launches before it.
+    """
+    (num_rows, width), num_columns = x.shape, weight.shape[0]
+    assert num_rows <= MAX_ROWS, num_rows
+    launch: Any = few_rows_kernel[(triton.cdiv(num_columns, tuning.block_n),)]
+    launch(
+        x,
+        weight,
+        out,
+        num_rows,
+        num_columns,
+        width,
+        ROWS=MAX_ROWS,
+        BLOCK_N=tuning.block_n,
+        BLOCK_K=tuning.block_k,
+        CAST=INTERPRETED and x.dtype == torch.bfloat16,
+        PDL=pdl,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+    return out
