@@ -9,11 +9,13 @@ from typing import Protocol
 
 import torch
 
+from kernels.lora_tuning import LATER, SAME, SOONER
+
 Work = Callable[[], None]
 #: more than an H200's second-level cache holds
 FLUSH_BYTES = 160 << 20
-#: priorities of a branch beside the main stream; lower goes first where both could start
-SOONER, SAME, LATER = -2, -1, 0
+#: of the main stream, so that there are lower and higher ones
+MAIN_PRIORITY = -1
 
 
 class Clock(Protocol):
@@ -76,9 +78,9 @@ class CudaClock:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
-        self._main = torch.cuda.Stream(priority=SAME)  # type: ignore[no-untyped-call]
+        self._main = torch.cuda.Stream(priority=MAIN_PRIORITY)  # type: ignore[no-untyped-call]
         self._sides = {
-            priority: torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
+            priority: torch.cuda.Stream(priority=MAIN_PRIORITY + priority)  # type: ignore[no-untyped-call]
             for priority in (SOONER, SAME, LATER)
         }
         self._side = self._sides[SOONER]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from benchmarks.ops_clock import SOONER, Clock
+from benchmarks.ops_clock import Clock
 from benchmarks.ops_consumer import consume
 from benchmarks.ops_gemm import gemm_processors
 from benchmarks.ops_shapes import WEIGHT_STD, Adapters, SiteShape
@@ -15,7 +15,14 @@ from kernels.lora_delta_triton import lora_delta_triton
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_shrink_triton import lora_shrink_triton
 from kernels.lora_tables import RANK_BLOCK, LoraDelta
-from kernels.lora_tuning import DeltaTuning, ShrinkTuning, num_splits, shrink_tuning
+from kernels.lora_tuning import (
+    DeltaTuning,
+    ShrinkTuning,
+    SiteTuning,
+    num_splits,
+    shrink_tuning,
+    site_tuning,
+)
 
 #: a bf16 result against fp32: roundings of u, of the delta, of weights that are exact
 ERROR_LIMIT = 1e-2
@@ -23,20 +30,26 @@ ERROR_LIMIT = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one site is computed. None: what is in force.
+    """How one site is computed. None: as it is in force.
 
     Args:
-        order: of the launches: "branch" the pair beside the GEMM, "GEMM" the same with the GEMM
-            launched first, "shrink" the shrink before both, "after" the pair after the GEMM.
-        priority: of the branch.
+        order, priority: as in SiteTuning.
         processors: at most so many for the GEMM; 0: all.
     """
 
     shrink: ShrinkTuning | None = None
     delta: DeltaTuning | None = None
-    order: str = "branch"
-    priority: int = SOONER
+    order: str | None = None
+    priority: int | None = None
     processors: int = 0
+
+    def over(self, standing: SiteTuning) -> SiteTuning:
+        return SiteTuning(
+            self.shrink or standing.shrink,
+            self.delta or standing.delta,
+            standing.order if self.order is None else self.order,
+            standing.priority if self.priority is None else self.priority,
+        )
 
 
 @dataclass
@@ -74,27 +87,33 @@ class Layers:
         for layer, weights in enumerate(self.weights):
             for site, weight in enumerate(weights):
                 if self.only_site in (None, site):
-                    own, choice = self.buffers[site], self.choices[site]
-                    self.ahead(layer, site, choice)
-                    with gemm_processors(choice.processors):
+                    own, tuning = self.buffers[site], self.tuning(site)
+                    self.ahead(layer, site, tuning)
+                    with gemm_processors(self.choices[site].processors):
                         torch.mm(own.x, weight.T, out=own.y)
-                    if choice.order == "GEMM":
-                        with self.clock.beside(choice.priority):
+                    if tuning.order == "GEMM":
+                        with self.clock.beside(tuning.priority):
                             self.pair(layer, site)
-                    if choice.order == "after":
+                    if tuning.order == "after":
                         self.pair(layer, site)
                     else:
                         self.clock.join()
                     consume(own.y, self.stored(layer, site), own.out)
 
-    def ahead(self, layer: int, site: int, choice: Choice) -> None:
+    def tuning(self, site: int) -> SiteTuning:
+        shape, rows = self.adapters.sites[site], self.buffers[site].x.shape[0]
+        tile_rows = self.adapters.plan.tile_rows
+        standing = site_tuning(shape.in_features, shape.out_features, rows, tile_rows)
+        return self.choices[site].over(standing)
+
+    def ahead(self, layer: int, site: int, tuning: SiteTuning) -> None:
         """What is launched before the GEMM."""
-        if choice.order == "shrink":
+        if tuning.order == "shrink":
             self.shrink(layer, site)
         self.clock.mark()
-        if choice.order in ("branch", "shrink"):
-            with self.clock.beside(choice.priority):
-                if choice.order == "branch":
+        if tuning.order in ("branch", "shrink"):
+            with self.clock.beside(tuning.priority):
+                if tuning.order == "branch":
                     self.shrink(layer, site)
                 self.expand(layer, site)
 
@@ -107,7 +126,7 @@ class Layers:
         first_entry, num_slices = adapters.first_entry(layer, site), own.u.shape[2]
         lora_shrink_triton(
             own.x, adapters.table, adapters.plan, first_entry, num_slices, own.u,
-            self.choices[site].shrink,
+            self.tuning(site).shrink,
         )  # fmt: skip
 
     def expand(self, layer: int, site: int) -> None:
@@ -121,7 +140,7 @@ class Layers:
             columns,
             adapters.site_cell(layer, site),
             own.delta,
-            self.choices[site].delta,
+            self.tuning(site).delta,
         )
 
     def stored(self, layer: int, site: int) -> LoraDelta:

@@ -12,9 +12,8 @@ from triton.language.extra.cuda import gdc_wait
 from kernels.lora_launch import (
     TABLE_NUMBERS,
     cast_for_dot,
-    num_programs,
+    grid,
     overlaps,
-    program_stride,
 )
 from kernels.lora_tables import (
     OFFSET_UNIT,
@@ -364,7 +363,7 @@ def lora_delta_triton(
     lanes = tuning.block_columns // tuning.dot_columns
     # a tile has one row at least, so more than this are never busy at once
     most = delta.shape[0] * blocks * (lanes if delta.shape[0] > 1 else 1)
-    programs = num_programs(delta, min(tuning.programs, most))
+    programs, stride = grid(delta, tuning.programs, most, tuning.packed)
     launch: Any = delta_kernel[(programs,)]
     launch(
         u,
@@ -384,7 +383,7 @@ def lora_delta_triton(
         table.c_off.shape[1],
         plan.tiles.shape[0],
         tuning.few_rows,
-        program_stride(delta, programs, tuning.packed),
+        stride,
         u.stride(0),
         u.stride(1),
         u.stride(2),

@@ -28,15 +28,20 @@ def num_programs(x: torch.Tensor, wanted: int) -> int:
     return min(wanted, 4) if x.device.type == "cpu" else wanted
 
 
-def program_stride(x: torch.Tensor, programs: int, packed: bool) -> int:
-    """What kernels.lora_work.share takes: programs p, p + stride, … stand next to each other. 1
-    leaves them in their order.
+def grid(x: torch.Tensor, wanted: int, most: int, packed: bool) -> tuple[int, int]:
+    """(programs, stride) of a persistent grid of decode; see kernels.lora_work.index.
 
-    Args: packed, programs that share a multiprocessor follow each other, so that little work stays
-        on few of them; programs are handed out to all multiprocessors in turn.
+    Args:
+        most: programs that can be busy at once.
+        packed: programs that share a multiprocessor follow each other, so that little work stays on
+            few of them; programs are handed out to all multiprocessors in turn.
     """
+    if not packed:
+        return num_programs(x, min(wanted, most)), 1
     processors = 2 if x.device.type == "cpu" else _processors(x.device)
-    return processors if packed and programs % processors == 0 else 1
+    rounded = min(wanted, -(-most // processors) * processors)
+    programs = num_programs(x, rounded)
+    return programs, processors if programs % processors == 0 else 1
 
 
 @cache

@@ -12,9 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.lora_launch import (
     TABLE_NUMBERS,
     cast_for_dot,
-    num_programs,
+    grid,
     overlaps,
-    program_stride,
 )
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
 from kernels.lora_tuning import ShrinkTuning, shrink_tuning
@@ -267,7 +266,7 @@ def lora_shrink_triton(
     lanes = min(tuning.lanes, table.a_off.shape[2])
     # a tile has one row at least, so more than this are never busy at once
     most = x.shape[0] * num_slices * u.shape[0] * lanes
-    programs = num_programs(x, min(tuning.programs, most))
+    programs, stride = grid(x, tuning.programs, most, tuning.packed)
     launch: Any = shrink_kernel[(programs,)]
     launch(
         x,
@@ -283,7 +282,7 @@ def lora_shrink_triton(
         table.a_off.shape[2],
         plan.tiles.shape[0],
         tuning.few_rows,
-        program_stride(x, programs, tuning.packed),
+        stride,
         x.stride(0),
         u.stride(0),
         u.stride(1),

@@ -69,6 +69,23 @@ class DeltaTuning:
     packed: bool = False
 
 
+#: of a site's branch beside its GEMM: which goes first where both could start
+SOONER, SAME, LATER = -1, 0, 1
+#: launches of a site: the pair on a branch, then the GEMM; the GEMM, then the pair on a branch;
+#: the shrink, then the delta on a branch, then the GEMM; the GEMM, then the pair behind it
+ORDERS = ("branch", "GEMM", "shrink", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteTuning:
+    """Args: order, one of ORDERS; priority, of the branch against the main stream."""
+
+    shrink: ShrinkTuning
+    delta: DeltaTuning
+    order: str = "branch"
+    priority: int = SOONER
+
+
 # From a sweep on an H200 (triton 3.6): 16 rows of 1024 inputs, or 16 rows of 256 columns a warp.
 _SHRINK = ShrinkTuning(1024, 1024, programs=528, lanes=4, num_warps=8, few_rows=4)
 _DELTA = DeltaTuning(1024, 256, programs=528, num_warps=4, few_rows=4)
@@ -144,6 +161,13 @@ def delta_tuning(out_features: int, tile_rows: int) -> DeltaTuning:
     """How lora_delta cuts a site of `out_features` columns."""
     del out_features  # one choice for all, so far
     return _PREFILL_DELTA if tile_rows == PREFILL_TILE_ROWS else _DELTA
+
+
+def site_tuning(in_features: int, out_features: int, rows: int, tile_rows: int) -> SiteTuning:
+    """How a site is computed in a step of `rows` padded rows; all four are fixed in a captured
+    graph. The split of K does not depend on `rows`."""
+    del rows  # one choice for all, so far
+    return SiteTuning(shrink_tuning(in_features, tile_rows), delta_tuning(out_features, tile_rows))
 
 
 def num_splits(in_features: int, tile_rows: int = TILE_ROWS) -> int:

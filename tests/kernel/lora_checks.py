@@ -13,6 +13,7 @@ from kernels.lora_delta_triton import lora_delta_triton
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_shrink_triton import lora_shrink_triton
 from kernels.lora_tables import LoraDelta
+from kernels.lora_tuning import DeltaTuning, ShrinkTuning
 from tests.kernel.lora_case import CELL, FIRST_ENTRY, LoraCase
 
 #: fp32 sums of a few hundred products of size one, in two orders
@@ -29,25 +30,27 @@ ROUNDING = {
 NEIGHBOURS = {torch.float32: 0.0, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 
-def check_all(case: LoraCase) -> None:
+def check_all(
+    case: LoraCase, shrink: ShrinkTuning | None = None, delta: DeltaTuning | None = None
+) -> None:
     """Shrink, delta and the plain consumer, each from what the one before should have given."""
-    check_add(case, check_delta(case, check_shrink(case)))
+    check_add(case, check_delta(case, check_shrink(case, shrink), delta))
 
 
-def check_shrink(case: LoraCase) -> torch.Tensor:
+def check_shrink(case: LoraCase, tuning: ShrinkTuning | None = None) -> torch.Tensor:
     """Returns the reference's output."""
     num_slices = case.columns.num_slices
     arguments = (case.x, case.table, case.plan, FIRST_ENTRY, num_slices)
     expected = lora_shrink(*arguments, case.empty_u())
     out = case.empty_u()
-    assert lora_shrink_triton(*arguments, out) is out
+    assert lora_shrink_triton(*arguments, out, tuning) is out
     torch.testing.assert_close(out.sum(0), expected.sum(0), equal_nan=True, **SUM_TOLERANCE)
     # what the reference leaves alone stays NaN: base rows, and columns at and above a rank
     assert torch.equal(out.isnan(), expected.isnan())
     return expected
 
 
-def check_delta(case: LoraCase, u: torch.Tensor) -> torch.Tensor:
+def check_delta(case: LoraCase, u: torch.Tensor, tuning: DeltaTuning | None = None) -> torch.Tensor:
     """Returns the reference's output, a canary where it writes nothing."""
     buffer = case.y._base
     assert buffer is not None
@@ -55,7 +58,7 @@ def check_delta(case: LoraCase, u: torch.Tensor) -> torch.Tensor:
     expected, actual = case.view_of(expected_buffer), case.view_of(actual_buffer)
     arguments = (u, case.table, case.plan, FIRST_ENTRY, case.columns, CELL)
     lora_delta(*arguments, expected)
-    assert lora_delta_triton(*arguments, actual) is actual
+    assert lora_delta_triton(*arguments, actual, tuning) is actual
     check_rounded(case, u, actual, expected)
     assert torch.equal(actual_buffer.isnan(), expected_buffer.isnan())
     slots = case.row_slot.long()

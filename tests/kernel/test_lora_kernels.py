@@ -7,13 +7,15 @@ On a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter on the CPU (test_in
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from kernels.lora_shrink_triton import lora_shrink_triton
-from kernels.lora_tables import PREFILL_TILE_ROWS
+from kernels.lora_tables import PREFILL_TILE_ROWS, TILE_ROWS
+from kernels.lora_tuning import delta_tuning, shrink_tuning
 from tests.kernel import lora_case as cases
 from tests.kernel.lora_case import FIRST_ENTRY, POPULARITIES, LoraCase, rows_by_slot
 from tests.kernel.lora_checks import check_all, check_delta, check_shrink
@@ -52,6 +54,18 @@ def test_sizes_that_are_not_multiples_of_anything_equal_the_reference(dtype: tor
     spans = ((0, 33), (33, 7), (40, 131))
     segments = [(0, 1, 3), (1, 18, 1), (19, 3, -1)]
     check_all(lora_case(segments, MIXED_RANKS, 269, spans, dtype))
+
+
+@pytest.mark.parametrize("few_rows", [1, 4, 16])
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_place_of_the_programs_gives_the_same(few_rows: int, packed: bool) -> None:
+    """With tiles of one, two, five and sixteen rows, both with and without tensor cores."""
+    case = lora_case(
+        [(0, 1, 0), (1, 2, 1), (3, 21, 3), (24, 2, 4)], MIXED_RANKS, 64, SPANS, torch.float16
+    )
+    shrink, delta = shrink_tuning(64, TILE_ROWS), delta_tuning(80, TILE_ROWS)
+    grid = {"few_rows": few_rows, "packed": packed}
+    check_all(case, replace(shrink, leads=False, **grid), replace(delta, **grid))
 
 
 def test_single_token_of_one_adapter_equals_the_reference() -> None:

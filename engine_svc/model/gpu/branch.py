@@ -1,43 +1,79 @@
-"""A branch beside the main stream: what runs between `fork` and `join` may overlap."""
+"""A branch beside the main stream: what runs between `mark` and `join` may overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from engine_svc.model.gpu.cuda import new_event, new_stream
+from kernels.lora_tuning import LATER, SAME, SOONER, SiteTuning
 
-#: lower is sooner: the branch's small kernels start before the remaining blocks of a GEMM
-_HIGH_PRIORITY = -1
+#: of the main stream
+_MAIN_PRIORITY = 0
 
 
 class Branch:
-    """One side stream, forked and joined by events, so that a capture becomes a forked graph.
+    """Side streams, forked and joined by events, so that a capture becomes a forked graph.
 
     On a CPU the branch runs at once, in the order of the calls.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: dict[int, torch.cuda.Stream] = {}
         if device.type == "cuda":
-            self._stream = new_stream(device, _HIGH_PRIORITY)
+            self._streams = {
+                priority: new_stream(device, _MAIN_PRIORITY + priority)
+                for priority in (SOONER, SAME, LATER)
+            }
             self._forked, self._done = new_event(), new_event()
 
+    def run(
+        self,
+        tuning: SiteTuning,
+        shrink: Callable[[], None],
+        expand: Callable[[], None],
+        gemm: Callable[[], None],
+    ) -> None:
+        """Launch a site's three parts in the tuned order; the main stream goes on after all."""
+        if tuning.order == "after":
+            gemm()
+            shrink()
+            expand()
+            return
+        if tuning.order == "shrink":
+            shrink()
+        self.mark()
+        if tuning.order == "GEMM":
+            gemm()
+        with self.beside(tuning.priority):
+            if tuning.order != "shrink":
+                shrink()
+            expand()
+        if tuning.order != "GEMM":
+            gemm()
+        self.join()
+
+    def mark(self) -> None:
+        """What `beside` comes after: all that the main stream has so far."""
+        if self._streams:
+            self._forked.record()
+
     @contextmanager
-    def fork(self) -> Iterator[None]:
-        """Launches inside go to the branch, after all that the main stream has so far."""
-        if self._stream is None:
+    def beside(self, priority: int = SOONER) -> Iterator[None]:
+        """Launches inside go to the branch, once after a mark. Args: priority, SOONER, SAME or
+        LATER than the main stream, where both could start."""
+        if not self._streams:
             yield
             return
-        self._forked.record()
-        self._stream.wait_event(self._forked)
-        with torch.cuda.stream(self._stream):
+        stream = self._streams[priority]
+        stream.wait_event(self._forked)
+        with torch.cuda.stream(stream):
             yield
             self._done.record()
 
     def join(self) -> None:
         """The main stream goes on after the branch."""
-        if self._stream is not None:
+        if self._streams:
             torch.cuda.current_stream().wait_event(self._done)

@@ -3,11 +3,14 @@ consumer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from engine_svc.layout import RANK_BLOCK, AdapterLayout, Site
+from engine_svc.model.gpu.branch import Branch
 from engine_svc.model.site_table import SiteTableRows
 from kernels.lora_delta import lora_delta
 from kernels.lora_shrink import lora_shrink
@@ -19,8 +22,9 @@ from kernels.lora_tables import (
     SiteColumns,
     site_columns,
 )
-from kernels.lora_tuning import num_splits
+from kernels.lora_tuning import num_splits, site_tuning
 
+Launch = Callable[..., Any]
 #: padded rows up to which a step's work items are short, as decodes need them; partial sums of
 #: longer ones would take too much memory
 SHORT_STEP_ROWS = 512
@@ -51,7 +55,9 @@ class SiteDeltas:
             num_rows * self._partials(site, num_rows) for num_rows in sizes for site in layout.sites
         )
         self._u = torch.empty(longest, device=device)
-        self._shrink, self._delta = lora_shrink, lora_delta
+        self._branch = Branch(device)
+        self._shrink: Launch = lora_shrink
+        self._delta: Launch = lora_delta
         if device.type == "cuda":
             # Triton is not installed where there is no GPU to use it
             from kernels.lora_delta_triton import lora_delta_triton
@@ -67,21 +73,43 @@ class SiteDeltas:
     def num_bytes(self) -> int:
         return self._u.nbytes
 
+    def _tuned(self, tuning: object) -> tuple[object, ...]:
+        """One more argument of the kernels, which their references do not have."""
+        return (tuning,) if self._table.arena.is_cuda else ()
+
     def _partials(self, site: Site, num_rows: int) -> int:
         """Numbers of u a row."""
         parts = num_splits(site.in_features, lora_tile_rows(num_rows))
         return parts * site.num_slices * self._rank
 
-    def compute(
-        self, layer: int, site: int, x: torch.Tensor, step: StepAdapters, delta: torch.Tensor
+    def beside(
+        self,
+        gemm: Callable[[], None],
+        layer: int,
+        site: int,
+        x: torch.Tensor,
+        step: StepAdapters,
+        delta: torch.Tensor,
     ) -> LoraDelta:
-        """Args: x [T, in_features]; delta [T, out_features], written on the rows of adapters that
+        """Run the base's GEMM of a site and what its adapters add, in the order that is tuned.
+
+        Args: x [T, in_features]; delta [T, out_features], written on the rows of adapters that
         are live at the site."""
         shape = self._layout.sites[site]
         first_entry = self._layout.entry(layer, shape.first_slice)
         cell = self._layout.site_cell(layer, site)
         rows, slices = x.shape[0], shape.num_slices
         u = self._u[: rows * self._partials(shape, rows)].view(-1, rows, slices, self._rank)
-        self._shrink(x, self._table, step.plan, first_entry, shape.num_slices, u)
-        self._delta(u, self._table, step.plan, first_entry, self._columns[site], cell, delta)
+        tuning = site_tuning(shape.in_features, delta.shape[1], rows, step.plan.tile_rows)
+
+        def shrink() -> None:
+            arguments = (x, self._table, step.plan, first_entry, shape.num_slices, u)
+            self._shrink(*arguments, *self._tuned(tuning.shrink))
+
+        def expand() -> None:
+            columns = self._columns[site]
+            arguments = (u, self._table, step.plan, first_entry, columns, cell, delta)
+            self._delta(*arguments, *self._tuned(tuning.delta))
+
+        self._branch.run(tuning, shrink, expand, gemm)
         return LoraDelta(delta, step.row_slot, self._table, cell)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from engine_svc.model.arena import Arena
-from engine_svc.model.gpu.branch import Branch
 from engine_svc.model.gpu.buffers import Buffers, TrunkBuffers
 from engine_svc.model.gpu.launches import Launch, trunk_launches
 from engine_svc.model.gpu.site_deltas import SiteDeltas, StepAdapters
@@ -99,7 +99,6 @@ class Trunk:
         self._deltas, self._buffers = deltas, buffers
         self._page_table, self._last_token, self._scratch = page_table, last_token, scratch
         device = arena.bytes.device
-        self._branch = Branch(device)
         self._launch = trunk_launches(arena.bytes, overlap=overlap, few_rows=few_rows)
         # [positions, 1, R/2]
         self._cos, self._sin = rope_tables(base, context_tokens, arena.numbers.dtype, device)
@@ -168,8 +167,5 @@ class Trunk:
         if step.adapters is None:
             self._sites[layer][site](x, out)
             return None
-        with self._branch.fork():
-            delta = self._deltas.compute(layer, site, x, step.adapters, b.deltas[site])
-        self._sites[layer][site](x, out)
-        self._branch.join()
-        return delta
+        gemm = partial(self._sites[layer][site], x, out)
+        return self._deltas.beside(gemm, layer, site, x, step.adapters, b.deltas[site])
