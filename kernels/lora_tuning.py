@@ -92,7 +92,10 @@ _DELTA = DeltaTuning(1024, 256, programs=528, num_warps=4, few_rows=4)
 _PREFILL_SHRINK = ShrinkTuning(
     0, 64, programs=1056, lanes=1, num_warps=4, num_stages=5, registers=255, block_ranks=64
 )
-_PREFILL_DELTA = DeltaTuning(256, 256, programs=1056, num_warps=4)
+_PREFILL_DELTA = DeltaTuning(256, 256, programs=2112, num_warps=4, dot_rows=32)
+#: of more than so many columns
+_WIDE_COLUMNS = 16384
+_WIDE_PREFILL_DELTA = DeltaTuning(512, 512, programs=2112, num_warps=4)
 _PREFILL_SPLITS = 2
 
 #: `bench-ops --sweep` tries these
@@ -159,8 +162,9 @@ def shrink_tuning(in_features: int, tile_rows: int) -> ShrinkTuning:
 
 def delta_tuning(out_features: int, tile_rows: int) -> DeltaTuning:
     """How lora_delta cuts a site of `out_features` columns."""
-    del out_features  # one choice for all, so far
-    return _PREFILL_DELTA if tile_rows == PREFILL_TILE_ROWS else _DELTA
+    if tile_rows == PREFILL_TILE_ROWS:
+        return _WIDE_PREFILL_DELTA if out_features > _WIDE_COLUMNS else _PREFILL_DELTA
+    return _DELTA
 
 
 def site_tuning(in_features: int, out_features: int, rows: int, tile_rows: int) -> SiteTuning:
