@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 
+from engine_svc.core.decodes import Decodes
 from engine_svc.core.flow import Flow
 from engine_svc.core.heads import Heads
 from engine_svc.core.lane import Lane
@@ -58,6 +59,7 @@ class Books:
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
         #: who has each seat, or had it last
         self.seated: list[Sequence | None] = [None] * limits.max_num_seqs
+        self.decodes = Decodes()
         #: decoding sequences by the step that has to look at them
         self.alarms: defaultdict[int, list[Sequence]] = defaultdict(list)
         #: running sequences whose next chunk names its tokens

@@ -19,6 +19,7 @@ from engine_svc.core.start import (
     try_start,
 )
 from engine_svc.core.waits import Cause
+from engine_svc.types import NO_SLOT
 
 
 def divide_budget(books: Books, now: float) -> Draft:
@@ -30,12 +31,11 @@ def divide_budget(books: Books, now: float) -> Draft:
         if sequence.alarm_step == step and not sequence.names_tokens
     ]
     needy = [sequence for sequence in noisy if _needs_page(books, draft, sequence)]
-    num_decodes = books.num_decoding
     if books.prompts:
         singles = [sequence for sequence in books.prompts if sequence.num_left == 1]
         for sequence in singles:
             sequence.share = 1
-        left = books.limits.max_num_batched_tokens - num_decodes - len(singles)
+        left = books.limits.max_num_batched_tokens - books.num_decoding - len(singles)
         prompts = [sequence for sequence in books.prompts if sequence.num_left > 1]
         draft.prompts = singles
         if prompts:
@@ -43,8 +43,7 @@ def divide_budget(books: Books, now: float) -> Draft:
         needy += draft.prompts
     if needy and not _gave_pages(books, needy):
         _divide_pages(books, draft, needy, now)
-        num_decodes = books.num_decoding - len(draft.skipped)
-    draft.num_decodes = num_decodes
+    draft.num_decodes = len(books.decodes)
     return draft
 
 
@@ -67,6 +66,10 @@ def _look_later(books: Books, sequence: Sequence) -> None:
     """It has the page of its next position: the next look is when that is full, or at its end."""
     pages, start = sequence.page_ids, sequence.num_planned
     sequence.page_tuple = tuple(pages)
+    if sequence.decodes is None:
+        turn = books.turns.get(sequence.lane.digest)
+        assert turn is not None, "a decode without a turn"
+        books.decodes.join(sequence, NO_SLOT if turn.slot is None else turn.slot.index)
     steps = min(len(pages) * books.limits.page_size, sequence.max_total - 2) - start
     if steps > 0:
         books.look_at(sequence, books.next_step + steps)
@@ -153,6 +156,8 @@ def _divide_pages(books: Books, draft: Draft, needy: list[Sequence], now: float)
     draft.skipped = {
         s for s in needy if not (s.share or s.names_tokens) and s.state is SequenceState.RUNNING
     }
+    for sequence in draft.skipped:
+        books.decodes.leave(sequence)
     draft.prompts = [s for s in draft.prompts if s.share and s.state is SequenceState.RUNNING]
 
 

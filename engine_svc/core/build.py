@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from engine_svc.core.books import Books
 from engine_svc.core.draft import Draft
@@ -75,48 +76,46 @@ def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> Launch
 
 
 def _add_rows(books: Books, draft: Draft, parts: _Parts, now: float) -> None:
-    """The hot loop of planning: a row for each decode."""
+    """Everything that decodes, and the prompts beside what decodes of their adapters."""
     prompts: dict[Lane, list[Sequence]] = {}
     for sequence in draft.prompts:
         prompts.setdefault(sequence.lane, []).append(sequence)
-    step, add, new = books.next_step, parts.chunks.append, tuple.__new__
+    parts.chunks = books.decodes.chunks()
+    parts.num_samples = len(parts.chunks)
     counts: list[tuple[Turn, Flow, int]] = []
-    num_adapters = 0
-    for turn in books.turns.base_last():
-        lane = turn.lane
+    num_slots = 0
+    groups: list[tuple[int, bool, list[Chunk]]] = []
+    for turn in books.turns.values():
+        lane, slot = turn.lane, turn.slot
         decodes = lane.decoding if not draft.skipped else draft.decodes_of(lane)
-        if not decodes and lane not in prompts:
+        num_tokens = len(decodes)
+        if not num_tokens and lane not in prompts:
             continue
-        slot, index = turn.slot, NO_SLOT
         if slot is not None:
-            index = slot.index
-            num_adapters += 1
+            num_slots += 1
             if not slot.bound:
                 slot.bound = True
-                parts.bindings.append(SlotBinding(index, lane.digest, slot.page_ids))
-        for sequence in decodes:
-            start, seats = sequence.num_planned, sequence.seats
-            sequence.num_planned = start + 1
-            sequence.last_step = step
-            row = (seats[0], index, start, 1, (), sequence.page_tuple, seats, None, -1)
-            add(new(Chunk, row))
-        num_tokens = len(decodes)
+                parts.bindings.append(SlotBinding(slot.index, lane.digest, slot.page_ids))
         if num_tokens and len(lane.flows) == 1:
-            counts.append((turn, sequence.flow, num_tokens))
+            counts.append((turn, next(iter(decodes)).flow, num_tokens))
         elif num_tokens:
             flows = Counter(sequence.flow for sequence in decodes)
             counts += ((turn, flow, count) for flow, count in flows.items())
-        parts.num_samples += num_tokens
         if lane in prompts:
-            for sequence in prompts[lane]:
-                _add_prompt(books, parts, sequence, index, now)
-                num_tokens += sequence.share
+            index = NO_SLOT if slot is None else slot.index
+            group = [_add_prompt(books, parts, one, index, now) for one in prompts[lane]]
+            num_tokens += sum(chunk.num_tokens for chunk in group)
+            groups.append((books.decodes.row_after(lane), lane.is_base, group))
         parts.segments.append(num_tokens)
-    assert num_adapters <= books.limits.max_loras, "more adapters in a step than max_loras"
+    assert num_slots <= books.limits.max_loras, "more adapters in a step than max_loras"
+    # from the end, so that rows keep their numbers; the base is at the very end
+    groups.sort(key=itemgetter(0, 1), reverse=True)
+    for row, _, group in groups:
+        parts.chunks[row:row] = group
     books.charge_decodes(counts)
 
 
-def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now: float) -> None:
+def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now: float) -> Chunk:
     """A chunk that names its tokens."""
     start = sequence.num_planned
     end = start + sequence.share
@@ -140,11 +139,11 @@ def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now:
     )
     sequence.num_planned = end
     sequence.last_step = books.next_step
-    parts.chunks.append(chunk)
     parts.rows.append((sequence, sequence.incarnation, end))
     parts.num_samples += len(chunk.sample_seats)
     if is_last:
         parts.complete.append(sequence)
+    return chunk
 
 
 def _prompt_logprobs(sequence: Sequence, end: int) -> tuple[int | None, int]:
@@ -180,7 +179,7 @@ def _end_decodes(books: Books, draft: Draft, parts: _Parts) -> None:
             parts.rows.append((sequence, sequence.incarnation, sequence.num_planned))
     for sequence in draft.ending:
         if sequence.last_step == step and not sequence.names_tokens:
-            del sequence.lane.decoding[sequence]
+            sequence.lane.stop_decoding(sequence)
     for sequence in draft.skipped:
         books.look_at(sequence, step + 1)
 

@@ -95,6 +95,12 @@ class Lane:
         if not sequence.exhausted:
             self.decoding[sequence] = None
 
+    def stop_decoding(self, sequence: Sequence) -> None:
+        """It computes no position by itself from now on."""
+        if sequence.decodes is not None:
+            sequence.decodes.leave(sequence)
+        self.decoding.pop(sequence, None)
+
     def _leave_prompts(self, sequence: Sequence) -> None:
         del self._prompts[sequence]
         self.num_prompts -= 1
@@ -105,7 +111,7 @@ class Lane:
             flow.num_running -= 1
             if sequence in self._prompts:
                 self._leave_prompts(sequence)
-            self.decoding.pop(sequence, None)
+            self.stop_decoding(sequence)
             sequence.stop_decoding()
             return
         if sequence.state is SequenceState.SUSPENDED:
