@@ -267,16 +267,13 @@ class Books:
 
     def charge_decodes(self, counts: list[tuple[Turn, Flow, int]]) -> None:
         """The same for so many decodes of each flow."""
-        price = self.limits.decode_price
-        accounts: defaultdict[Share, float] = defaultdict(float)
+        price, accounts = self.limits.decode_price, dict[Share, float]()
         for turn, flow, count in counts:
-            service = count * price
+            service, share, account = count * price, flow.share, flow.account
             turn.service += service
-            share = flow.share
             share.counter += service / share.weight
-            accounts[flow.account] += service
-        self.step_service += sum(accounts.values())
-        self.ledger.charge_accounts(accounts)
+            accounts[account] = accounts.get(account, 0.0) + service
+        self.step_service += self.ledger.charge_accounts(accounts)
 
     # ---- lines
 

@@ -30,7 +30,6 @@ def divide_budget(books: Books, now: float) -> Draft:
         for sequence in dict.fromkeys(books.alarms.get(step, ()))
         if sequence.alarm_step == step and not sequence.names_tokens
     ]
-    needy = [sequence for sequence in noisy if _needs_page(books, draft, sequence)]
     if books.prompts:
         singles = [sequence for sequence in books.prompts if sequence.num_left == 1]
         for sequence in singles:
@@ -40,15 +39,41 @@ def divide_budget(books: Books, now: float) -> Draft:
         draft.prompts = singles
         if prompts:
             draft.prompts += _divide_among_prompts(books, prompts, left)
-        needy += draft.prompts
-    if needy and not _gave_pages(books, needy):
-        _divide_pages(books, draft, needy, now)
+    if noisy or draft.prompts:
+        _give_pages(books, draft, noisy, now)
     draft.num_decodes = len(books.decodes)
     return draft
 
 
+def _give_pages(books: Books, draft: Draft, noisy: list[Sequence], now: float) -> None:
+    """To prompts, and to decodes that may have filled their last page."""
+    room = books.memory.num_room - len(noisy)
+    if room >= 0 and _gave_pages(books, draft.prompts, room):
+        for sequence in noisy:
+            _turn_page(books, draft, sequence)
+        return
+    needy = [sequence for sequence in noisy if _needs_page(books, draft, sequence)]
+    _divide_pages(books, draft, needy + draft.prompts, now)
+
+
+def _turn_page(books: Books, draft: Draft, sequence: Sequence) -> None:
+    """What is special about a decode, where there is room for a page: the page before it is full,
+    or shared, or it is the last."""
+    start, pages = sequence.num_planned, sequence.page_ids
+    if start + 2 >= sequence.max_total:
+        draft.ending.append(sequence)
+    needs_page = start >= len(pages) * books.limits.page_size
+    if needs_page:
+        draft.filling.append(sequence)
+    if len(sequence.live.sequences) > 1:
+        take_pages(books, sequence, 1)
+    elif needs_page:
+        pages.append(books.memory.take())
+    _look_later(books, sequence)
+
+
 def _needs_page(books: Books, draft: Draft, sequence: Sequence) -> bool:
-    """What is special about a decode: the page before it is full, or it is the last."""
+    """The same where there may be none."""
     start = sequence.num_planned
     if start + 2 >= sequence.max_total:
         draft.ending.append(sequence)
@@ -64,13 +89,14 @@ def _needs_page(books: Books, draft: Draft, sequence: Sequence) -> bool:
 
 def _look_later(books: Books, sequence: Sequence) -> None:
     """It has the page of its next position: the next look is when that is full, or at its end."""
-    pages, start = sequence.page_ids, sequence.num_planned
+    pages, limits = sequence.page_ids, books.limits
     sequence.page_tuple = tuple(pages)
     if sequence.decodes is None:
         turn = books.turns.get(sequence.lane.digest)
         assert turn is not None, "a decode without a turn"
         books.decodes.join(sequence, NO_SLOT if turn.slot is None else turn.slot.index)
-    steps = min(len(pages) * books.limits.page_size, sequence.max_total - 2) - start
+    until = min(len(pages) * limits.page_size, sequence.max_total - 2)
+    steps = until - sequence.num_planned
     if steps > 0:
         books.look_at(sequence, books.next_step + steps)
 
@@ -114,11 +140,11 @@ def _claims(books: Books) -> list[tuple[tuple[float, float, float], int]]:
     return claims
 
 
-def _gave_pages(books: Books, needy: list[Sequence]) -> bool:
-    """Pages for all shares, if nobody has to give any for them and no page is shared."""
+def _gave_pages(books: Books, prompts: list[Sequence], room: int) -> bool:
+    """Pages for all shares, if so many are free and none is shared."""
     page_size, total = books.limits.page_size, 0
     lacking: list[tuple[Sequence, int]] = []
-    for sequence in needy:
+    for sequence in prompts:
         if len(sequence.live.sequences) > 1:
             return False
         end = sequence.num_planned + sequence.share
@@ -126,15 +152,12 @@ def _gave_pages(books: Books, needy: list[Sequence]) -> bool:
         if count > 0:
             lacking.append((sequence, count))
             total += count
-    if total > books.memory.num_room:
+    if total > room:
         return False
     pages = books.memory.take_many(total)
     for sequence, count in lacking:
         sequence.page_ids += [pages.pop() for _ in range(count)]
-        if sequence.names_tokens:
-            sequence.page_tuple = None
-        else:
-            _look_later(books, sequence)
+        sequence.page_tuple = None
     return True
 
 

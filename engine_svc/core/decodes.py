@@ -65,8 +65,8 @@ class Decodes:
         if sequence.decodes is None:
             return
         row = self.sequences.index(sequence)
-        for column in (self.sequences, self._seats, self._slots, self._offsets, self._sample_seats):
-            del column[row]
+        del self.sequences[row], self._seats[row], self._slots[row]
+        del self._offsets[row], self._sample_seats[row]
         planned, last_step = sequence.num_planned, sequence.last_step
         sequence.decodes = None
         sequence.num_planned, sequence.last_step = planned, last_step

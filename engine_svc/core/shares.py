@@ -164,21 +164,25 @@ class Ledger:
         _pass(group, service)
         _pass(self._root, service)
 
-    def charge_accounts(self, services: Mapping[Share, float]) -> None:
-        """Count what accounts' flows were charged on the levels above."""
-        groups: dict[Share | None, float] = {}
-        for account, service in services.items():
-            account.counter += service / account.weight
-            if account.num_active:
-                account.virtual += service / account.active_weight
-            if account.idle:
-                account.forget_caught_up()
-            group = account.parent
-            groups[group] = groups.get(group, 0.0) + service
-        for group, service in groups.items():
-            assert group is not None, "an account without a class"
-            _pass(group, service)
-            _pass(self._root, service)
+    def charge_accounts(self, services: Mapping[Share, float]) -> float:
+        """Count what accounts' flows were charged on the levels above; returns it all."""
+        total = 0.0
+        for group in self._classes.values():
+            charged = 0.0
+            for account, service in services.items():
+                if account.parent is not group:
+                    continue
+                charged += service
+                account.counter += service / account.weight
+                if account.num_active:
+                    account.virtual += service / account.active_weight
+                if account.idle:
+                    account.forget_caught_up()
+            if charged:
+                _pass(group, charged)
+                _pass(self._root, charged)
+                total += charged
+        return total
 
     def release(self, flow: Share) -> None:
         """Nobody refers to the flow any more; it is forgotten once it is not ahead."""
