@@ -240,7 +240,7 @@ def start_waiting(books: Books, draft: Draft, now: float) -> None:
         sequence.share = min(left, sequence.num_left)
         draft.prompts.append(sequence)
         left -= sequence.share
-        books.charge(sequence, sequence.num_planned + sequence.share)
+        books.charges.chunk(sequence, sequence.num_planned + sequence.share)
     heads.put_back()
     draft.lacking = lacking
     if lacking is not None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from engine_svc.core.books import Books
 from engine_svc.core.draft import Draft
-from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.sequence import Sequence
-from engine_svc.core.turns import Turn
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
@@ -69,7 +66,7 @@ def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> Launch
         sequence.page_copy = None
     books.next_step += 1
     books.alarms.pop(step, None)
-    books.rates.step_planned(now, books.step_service)
+    books.rates.step_planned(now, books.charges.step_service)
     books.memory.launched(step, [copy.source for copy in plan.page_copies])
     by_seat = books.seated.copy()
     return LaunchedStep(plan, parts.rows, by_seat, parts.num_samples, tuple(parts.segments))
@@ -82,13 +79,12 @@ def _add_rows(books: Books, draft: Draft, parts: _Parts, now: float) -> None:
         prompts.setdefault(sequence.lane, []).append(sequence)
     parts.chunks = books.decodes.chunks()
     parts.num_samples = len(parts.chunks)
-    counts: list[tuple[Turn, Flow, int]] = []
+    books.charges.decodes()
     num_slots = 0
     groups: list[tuple[int, bool, list[Chunk]]] = []
     for turn in books.turns.values():
         lane, slot = turn.lane, turn.slot
-        decodes = lane.decoding if not draft.skipped else draft.decodes_of(lane)
-        num_tokens = len(decodes)
+        num_tokens = sum(lane.rows.values())
         if not num_tokens and lane not in prompts:
             continue
         if slot is not None:
@@ -96,11 +92,6 @@ def _add_rows(books: Books, draft: Draft, parts: _Parts, now: float) -> None:
             if not slot.bound:
                 slot.bound = True
                 parts.bindings.append(SlotBinding(slot.index, lane.digest, slot.page_ids))
-        if num_tokens and len(lane.flows) == 1:
-            counts.append((turn, next(iter(decodes)).flow, num_tokens))
-        elif num_tokens:
-            flows = Counter(sequence.flow for sequence in decodes)
-            counts += ((turn, flow, count) for flow, count in flows.items())
         if lane in prompts:
             index = NO_SLOT if slot is None else slot.index
             group = [_add_prompt(books, parts, one, index, now) for one in prompts[lane]]
@@ -112,7 +103,6 @@ def _add_rows(books: Books, draft: Draft, parts: _Parts, now: float) -> None:
     groups.sort(key=itemgetter(0, 1), reverse=True)
     for row, _, group in groups:
         parts.chunks[row:row] = group
-    books.charge_decodes(counts)
 
 
 def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now: float) -> Chunk:
@@ -121,7 +111,7 @@ def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now:
     end = start + sequence.share
     if sequence.live.waits is None:
         books.first_planned(sequence.live, now)
-    books.charge(sequence, end)
+    books.charges.chunk(sequence, end)
     if sequence.page_tuple is None:
         sequence.page_tuple = tuple(sequence.page_ids)
     is_last = end == sequence.num_total

@@ -45,7 +45,8 @@ class Decodes:
         """It decodes in this step and the next ones, in a slot or NO_SLOT."""
         if sequence.decodes is not None:
             return
-        row = self.row_after(sequence.lane)
+        row, rows = self.row_after(sequence.lane), sequence.lane.rows
+        rows[sequence.flow] = rows.get(sequence.flow, 0) + 1
         sequence.decodes, sequence.joined_step = self, self.step
         self.sequences.insert(row, sequence)
         self._seats.insert(row, sequence.seats[0])
@@ -55,9 +56,10 @@ class Decodes:
 
     def row_after(self, lane: Lane) -> int:
         """A row next to the lane's own, or the first of a new group."""
-        for sequence in lane.decoding:
-            if sequence.decodes is not None:
-                return self.sequences.index(sequence) + 1
+        if lane.rows:
+            for sequence in lane.decoding:
+                if sequence.decodes is not None:
+                    return self.sequences.index(sequence) + 1
         return len(self.sequences) if lane.is_base else 0
 
     def leave(self, sequence: Sequence) -> None:
@@ -67,6 +69,10 @@ class Decodes:
         row = self.sequences.index(sequence)
         del self.sequences[row], self._seats[row], self._slots[row]
         del self._offsets[row], self._sample_seats[row]
+        rows, flow = sequence.lane.rows, sequence.flow
+        rows[flow] -= 1
+        if not rows[flow]:
+            del rows[flow]
         planned, last_step = sequence.num_planned, sequence.last_step
         sequence.decodes = None
         sequence.num_planned, sequence.last_step = planned, last_step

@@ -30,6 +30,8 @@ class Lane:
         self.running: dict[Age, Sequence] = {}
         #: of those, what decodes and has not planned its last token: in each step, if it has pages
         self.decoding: dict[Sequence, None] = {}
+        #: how many of each flow are among the decodes of the step
+        self.rows: dict[Flow, int] = {}
         #: of those, the ones whose next chunk names its tokens; listed over all lanes in `_prompts`
         self.num_prompts = 0
         self.num_deferred = 0

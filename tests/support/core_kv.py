@@ -13,7 +13,6 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.pressure import Claim
 from engine_svc.core.sequence import Age, Sequence, SequenceState
-from engine_svc.core.turns import Turn
 from engine_svc.types import EngineLimits, FlowKey, Request, StepPlan
 
 
@@ -141,19 +140,24 @@ class ChargeWatch:
         self.num_found = 0
         self._seats: dict[int, tuple[Request, int]] = {}
         self._reached: dict[tuple[str, int], int] = {}
-        self._charge_flow = books.charge_flow
-        books.charge_flow = self._charged  # type: ignore[method-assign]
-        self._charge_decodes = books.charge_decodes
-        books.charge_decodes = self._decodes_charged  # type: ignore[method-assign]
+        self._turns = books.turns
+        self._charge_flow = books.charges.flow
+        books.charges.flow = self._charged  # type: ignore[method-assign]
+        self._charge_decodes = books.charges.decodes
+        books.charges.decodes = self._decodes_charged  # type: ignore[method-assign]
 
     def _charged(self, flow: Flow, service: float) -> None:
         self._balance[flow.key] += service
         self._charge_flow(flow, service)
 
-    def _decodes_charged(self, counts: list[tuple[Turn, Flow, int]]) -> None:
-        for _, flow, count in counts:
-            self._balance[flow.key] += count * self.limits.decode_price
-        self._charge_decodes(counts)
+    def _decodes_charged(self) -> None:
+        before = [(turn, turn.service) for turn in self._turns]
+        self._charge_decodes()
+        for turn, service in before:
+            charged, rows = turn.service - service, turn.lane.rows
+            assert charged == sum(rows.values()) * self.limits.decode_price
+            for flow, count in rows.items():
+                self._balance[flow.key] += count * self.limits.decode_price
 
     def planned(self, plan: StepPlan, by_seed: Callable[[int], Request]) -> None:
         """`by_seed`: the request whose sampling has this seed, each has its own."""
