@@ -166,23 +166,22 @@ class Ledger:
 
     def charge_accounts(self, services: Mapping[Share, float]) -> float:
         """Count what accounts' flows were charged on the levels above; returns it all."""
-        total = 0.0
-        for group in self._classes.values():
-            charged = 0.0
-            for account, service in services.items():
-                if account.parent is not group:
-                    continue
-                charged += service
-                account.counter += service / account.weight
-                if account.num_active:
-                    account.virtual += service / account.active_weight
-                if account.idle:
-                    account.forget_caught_up()
-            if charged:
-                _pass(group, charged)
-                _pass(self._root, charged)
-                total += charged
-        return total
+        groups: dict[Share | None, float] = {}
+        for account, service in services.items():
+            account.counter += service / account.weight
+            virtual = account.virtual
+            if account.num_active:
+                virtual += service / account.active_weight
+                account.virtual = virtual
+            if account.idle and account.idle[0][0] <= virtual:
+                account.forget_caught_up()
+            group = account.parent
+            groups[group] = groups.get(group, 0.0) + service
+        for group, service in groups.items():
+            assert group is not None, "an account without a class"
+            _pass(group, service)
+            _pass(self._root, service)
+        return sum(groups.values())
 
     def release(self, flow: Share) -> None:
         """Nobody refers to the flow any more; it is forgotten once it is not ahead."""
