@@ -18,11 +18,13 @@ from engine_svc.types import EngineLimits, FlowKey, Request, StepPlan
 
 @dataclass
 class Asking:
-    """Who asks for pages, and how much that may disturb; a load asks for a lane."""
+    """Who asks for pages, and how much that may disturb; a load asks for a lane, and takes more for
+    the oldest only where its adapter is the first that lacks a slot."""
 
     sequence: Sequence | None
     lane: Lane
     claim: Claim
+    is_first: bool = True
 
 
 _asking: list[Asking] = []
@@ -41,10 +43,10 @@ def _listen() -> None:
         finally:
             _asking.pop()
 
-    def for_load(books: Books, lane: Lane, *rest: object) -> bool:
-        _asking.append(Asking(None, lane, Claim.TURN))
+    def for_load(books: Books, lane: Lane, count: int, ahead: set[str], *rest: object) -> bool:
+        _asking.append(Asking(None, lane, Claim.TURN, not ahead))
         try:
-            return make_room_for_load(books, lane, *rest)  # type: ignore[arg-type]
+            return make_room_for_load(books, lane, count, ahead, *rest)  # type: ignore[arg-type]
         finally:
             _asking.pop()
 
@@ -81,7 +83,9 @@ class VictimWatch:
         assert victim is not min(living, key=_age), "the oldest live sequence lost its pages"
         here = [s for s in living if s.lane.digest not in self.books.absent]
         oldest = min(here, key=_age)
-        own = asking.lane is oldest.lane if asking.sequence is None else asking.sequence is oldest
+        own = asking.sequence is oldest
+        if asking.sequence is None:
+            own = asking.is_first and asking.lane is oldest.lane
         self.num_taken += 1
         self.num_for_oldest += own
         self._check_order(victim, asking, living, own)
