@@ -177,7 +177,7 @@ class Books:
         lane.put(sequence, SequenceState.RUNNING)
         self.leave_line(sequence.flow)
         self.num_running += 1
-        sequence.seats = tuple(self.free_seats.pop() for _ in range(sequence.num_seats_needed))
+        sequence.seats = tuple([self.free_seats.pop() for _ in range(sequence.num_seats_needed)])
         for seat in sequence.seats:
             self.seated[seat] = sequence
         self.opened[sequence] = None

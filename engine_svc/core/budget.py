@@ -60,45 +60,42 @@ def _turn_page(books: Books, draft: Draft, sequence: Sequence) -> None:
     """What is special about a decode, where there is room for a page: the page before it is full,
     or shared, or it is the last."""
     start, pages = sequence.num_planned, sequence.page_ids
-    if start + 2 >= sequence.max_total:
-        draft.ending.append(sequence)
-    needs_page = start >= len(pages) * books.limits.page_size
-    if needs_page:
+    if start >= len(pages) * books.limits.page_size:
         draft.filling.append(sequence)
-    if len(sequence.live.sequences) > 1:
-        take_pages(books, sequence, 1)
-    elif needs_page:
         pages.append(books.memory.take())
-    _look_later(books, sequence)
+    elif len(sequence.live.sequences) > 1:
+        take_pages(books, sequence, 1)
+    _look_later(books, draft, sequence, start)
 
 
 def _needs_page(books: Books, draft: Draft, sequence: Sequence) -> bool:
     """The same where there may be none."""
     start = sequence.num_planned
-    if start + 2 >= sequence.max_total:
-        draft.ending.append(sequence)
     needs_page = start >= len(sequence.page_ids) * books.limits.page_size
     if needs_page:
         draft.filling.append(sequence)
     if needs_page or (sequence.live.shares_pages and needs_copy(books, sequence)):
         sequence.share = 1
         return True
-    _look_later(books, sequence)
+    _look_later(books, draft, sequence, start)
     return False
 
 
-def _look_later(books: Books, sequence: Sequence) -> None:
+def _look_later(books: Books, draft: Draft, sequence: Sequence, start: int) -> None:
     """It has the page of its next position: the next look is when that is full, or at its end."""
-    pages, limits = sequence.page_ids, books.limits
+    pages, last = sequence.page_ids, sequence.max_total - 2
     sequence.page_tuple = tuple(pages)
     if sequence.decodes is None:
         turn = books.turns.get(sequence.lane.digest)
         assert turn is not None, "a decode without a turn"
         books.decodes.join(sequence, NO_SLOT if turn.slot is None else turn.slot.index)
-    until = min(len(pages) * limits.page_size, sequence.max_total - 2)
-    steps = until - sequence.num_planned
-    if steps > 0:
-        books.look_at(sequence, books.next_step + steps)
+    if start >= last:
+        draft.ending.append(sequence)
+        return
+    until = len(pages) * books.limits.page_size
+    step = books.next_step - start + (until if until < last else last)
+    sequence.alarm_step = step
+    books.alarms[step].append(sequence)
 
 
 def _divide_among_prompts(books: Books, prompts: list[Sequence], left: int) -> list[Sequence]:
@@ -175,7 +172,7 @@ def _divide_pages(books: Books, draft: Draft, needy: list[Sequence], now: float)
         if sequence.state is SequenceState.RUNNING:
             _fit_to_room(books, sequence, now)
             if sequence.share and not sequence.names_tokens:
-                _look_later(books, sequence)
+                _look_later(books, draft, sequence, sequence.num_planned)
     draft.skipped = {
         s for s in needy if not (s.share or s.names_tokens) and s.state is SequenceState.RUNNING
     }

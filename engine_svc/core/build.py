@@ -117,15 +117,15 @@ def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now:
     is_last = end == sequence.num_total
     top, following = _prompt_logprobs(sequence, end)
     chunk = Chunk(
-        seat=sequence.seats[0],
-        slot=slot,
-        start=start,
-        num_tokens=sequence.share,
-        token_ids=sequence.token_ids(start, end),
-        page_ids=sequence.page_tuple[: -(-end // books.limits.page_size)],
-        sample_seats=sequence.seats if is_last else (),
-        prompt_logprobs=top,
-        next_prompt_token=following,
+        sequence.seats[0],
+        slot,
+        start,
+        sequence.share,
+        sequence.token_ids(start, end),
+        sequence.page_tuple[: -(-end // books.limits.page_size)],
+        sequence.seats if is_last else (),
+        top,
+        following,
     )
     sequence.num_planned = end
     sequence.last_step = books.next_step
@@ -163,15 +163,14 @@ def _openings(sequence: Sequence) -> list[SeatOpening]:
 def _end_decodes(books: Books, draft: Draft, parts: _Parts) -> None:
     """Full pages and last tokens of those that decode in the plan after all: one that lost its
     pages since may even be in it with a prompt again."""
-    step = books.next_step
     for sequence in draft.filling:
-        if sequence.last_step == step and not sequence.names_tokens:
+        if sequence.decodes is not None:
             parts.rows.append((sequence, sequence.incarnation, sequence.num_planned))
     for sequence in draft.ending:
-        if sequence.last_step == step and not sequence.names_tokens:
+        if sequence.decodes is not None:
             sequence.lane.stop_decoding(sequence)
     for sequence in draft.skipped:
-        books.look_at(sequence, step + 1)
+        books.look_at(sequence, books.next_step + 1)
 
 
 def _begin_decodes(books: Books, sequence: Sequence) -> None:
