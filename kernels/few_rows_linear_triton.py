@@ -71,14 +71,14 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     here = tl.load(x_at, mask=(rows < num_rows)[:, None] & (ks < width)[None, :], other=0.0)
     if CAST:
         first, here = first.to(tl.float32), here.to(tl.float32)
-    total = tl.dot(here, first.T)
+    total = tl.dot(here, first.T, input_precision="tf32x3")
     for k in range(BLOCK_K, width, BLOCK_K):
         inside = k + ks < width
         part = tl.load(weight_at + k, mask=real_columns[:, None] & inside[None, :], other=0.0)
         here = tl.load(x_at + k, mask=(rows < num_rows)[:, None] & inside[None, :], other=0.0)
         if CAST:
             part, here = part.to(tl.float32), here.to(tl.float32)
-        total = tl.dot(here, part.T, total)
+        total = tl.dot(here, part.T, total, input_precision="tf32x3")
     out_at = out + rows[:, None] * num_columns + columns[None, :]
     mask = (rows < num_rows)[:, None] & real_columns[None, :]
     tl.store(out_at, total.to(out.dtype.element_ty), mask=mask)
