@@ -6,7 +6,9 @@ from __future__ import annotations
 import torch
 
 #: rows that one product of the kernel holds
-MAX_ROWS = 16
+MAX_ROWS = 64
+#: rows up to which the trunk takes it
+FASTER_ROWS = 16
 
 
 def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

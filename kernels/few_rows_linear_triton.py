@@ -17,6 +17,9 @@ from triton.language.extra import cuda
 
 from kernels.few_rows_linear import MAX_ROWS
 
+#: tl.dot's fewest rows
+DOT_ROWS = 16
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -30,15 +33,23 @@ class FewRowsTuning:
     num_stages: int
 
 
-#: first values, not tuned
-STANDING = FewRowsTuning(16, 512, 4, 4)
-CANDIDATES = (
+#: first values, not tuned; few registers, so that adapters' kernels find room beside it
+STANDING = FewRowsTuning(16, 256, 4, 5)
+CANDIDATES_FEW = (
     STANDING,
-    FewRowsTuning(16, 256, 4, 5),
+    FewRowsTuning(16, 512, 4, 4),
     FewRowsTuning(32, 256, 4, 4),
     FewRowsTuning(32, 512, 8, 3),
     FewRowsTuning(64, 128, 4, 4),
     FewRowsTuning(16, 256, 2, 6),
+)
+#: of more than DOT_ROWS rows
+CANDIDATES = (
+    FewRowsTuning(32, 128, 4, 5),
+    FewRowsTuning(32, 64, 4, 8),
+    FewRowsTuning(64, 64, 4, 6),
+    FewRowsTuning(128, 64, 4, 5),
+    FewRowsTuning(128, 64, 8, 5),
 )
 
 
@@ -53,6 +64,7 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
     CAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -71,14 +83,14 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     here = tl.load(x_at, mask=(rows < num_rows)[:, None] & (ks < width)[None, :], other=0.0)
     if CAST:
         first, here = first.to(tl.float32), here.to(tl.float32)
-    total = tl.dot(here, first.T)
+    total = tl.dot(here, first.T, input_precision=PRECISION)
     for k in range(BLOCK_K, width, BLOCK_K):
         inside = k + ks < width
         part = tl.load(weight_at + k, mask=real_columns[:, None] & inside[None, :], other=0.0)
         here = tl.load(x_at + k, mask=(rows < num_rows)[:, None] & inside[None, :], other=0.0)
         if CAST:
             part, here = part.to(tl.float32), here.to(tl.float32)
-        total = tl.dot(here, part.T, total)
+        total = tl.dot(here, part.T, total, input_precision=PRECISION)
     out_at = out + rows[:, None] * num_columns + columns[None, :]
     mask = (rows < num_rows)[:, None] & real_columns[None, :]
     tl.store(out_at, total.to(out.dtype.element_ty), mask=mask)
@@ -107,9 +119,10 @@ def few_rows_linear_triton(
         num_rows,
         num_columns,
         width,
-        ROWS=MAX_ROWS,
+        ROWS=max(DOT_ROWS, triton.next_power_of_2(num_rows)),
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
+        PRECISION="tf32x3" if x.dtype == torch.float32 and not INTERPRETED else "ieee",
         CAST=INTERPRETED and x.dtype == torch.bfloat16,
         PDL=pdl,
         num_warps=tuning.num_warps,

@@ -67,10 +67,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pat
 
 #: "cuda, plain": neither graphs nor dependent launches; what fails there is a kernel's
 PLAIN = "cuda, plain"
+#: base linears of few rows as dependent launches too
+FEW_ROWS = "cuda, few rows"
 
 
 @pytest.fixture(
-    params=["static", *(pytest.param(way, marks=pytest.mark.gpu) for way in ("cuda", PLAIN))]
+    params=[
+        "static",
+        *(pytest.param(way, marks=pytest.mark.gpu) for way in ("cuda", PLAIN, FEW_ROWS)),
+    ]
 )
 def run(
     request: pytest.FixtureRequest,
@@ -85,6 +90,8 @@ def run(
     }  # fmt: skip
     if request.param == PLAIN:
         options |= {"enforce_eager": True, "dependent_launches": False}
+    if request.param == FEW_ROWS:
+        options["few_rows_linear"] = True
     if request.param == "static":
         monkeypatch.setattr(stepper, "StepGraphs", FakeGraphs)
         for name in ("lora_shrink", "lora_delta"):
