@@ -186,7 +186,7 @@ def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
         closing_steps=2,
         prefix_cache=False,
         # as engine_svc/compose.py has it
-        prefetch_adapters=max(2, shape.max_loras // 4),
+        prefetch_adapters=max(2, shape.max_loras // 2),
     )
 
 

@@ -21,7 +21,7 @@ class _Wait:
     counter: float
     position: int
     first_step: int
-    bound_steps: int
+    bound_steps: float
     bound_s: float
     began_s: float
 
@@ -52,7 +52,8 @@ class WaitWatch:
         for flow in state.flows:
             key = (flow.service_class, flow.tenant, flow.adapter.digest)
             worst = self.worst.setdefault(flow.adapter.name, Worst())
-            if flow.ring_position <= 0:
+            if flow.ring_position <= 0 or not flow.wait_bound_s:
+                # it has a place, its weights are on their way, or no bound holds now: pages lack
                 self._waits.pop(key, None)
                 continue
             wait = self._waits.get(key)
@@ -78,7 +79,7 @@ def _begin(flow: engine_pb2.FlowState, state: engine_pb2.EngineState, now_s: flo
         counter=flow.virtual_counter,
         position=flow.ring_position,
         first_step=state.steps,
-        bound_steps=round(flow.wait_bound_s / state.step_s),
+        bound_steps=flow.wait_bound_s / state.step_s,
         bound_s=flow.wait_bound_s,
         began_s=now_s,
     )

@@ -68,6 +68,8 @@ GOALS = (
         for peer in ("baseline", "baseline with own copies")
     ),
     Goal("fairness", "planning, 256 sequences, 10,000 flows", "lower", 200.0, "µs"),
+    Goal("fairness_live", "fair: worst wait / bound", "lower", 1.0, "×"),
+    Goal("fairness_live", "fair: adapters that got a token", "higher", 12, "of 12"),
     *(Goal("step", f"TPOT, batch {case}", "lower", most, "ms") for case, most in STEP_TPOT_MS),
     Goal("step", "tax of 32 tokens as 20+8+4, rank 16", "lower", 1.05, "×"),
     Goal("step", "tax of 32 tokens as 20+8+4, ranks 8/16/64", "lower", 1.05, "×"),

@@ -69,7 +69,7 @@ def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> Launch
     books.next_step += 1
     books.alarms.pop(step, None)
     books.rates.step_planned(now, books.step_service)
-    books.memory.pool.launched_step = step
+    books.memory.launched(step, [copy.source for copy in plan.page_copies])
     by_seat = books.seated.copy()
     return LaunchedStep(plan, parts.rows, by_seat, parts.num_samples, tuple(parts.segments))
 

@@ -76,6 +76,14 @@ class Memory:
             return None
         return self.index.insert(root, parent, tokens, page)
 
+    def launched(self, step: int, copied: Iterable[int]) -> None:
+        """A step is given to the runner. `copied`: pages that it copies first; one whose last user
+        gave it back while the step was planned stays out of the loads' hands until it committed."""
+        self.pool.launched_step = step
+        for page in copied:
+            if not self.pool.refs(page) and not self.index.holds(page):
+                self.pool.still_read(page, step)
+
     def evict_slot(self, slot: Slot) -> None:
         assert slot.state is SlotState.READY, "a filling slot belongs to the writer"
         self.slots.remove(slot)

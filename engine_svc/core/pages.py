@@ -73,6 +73,12 @@ class PagePool:
         self._retired_step[page] = self.launched_step
         self._free.append(page)
 
+    def still_read(self, page: int, step: int) -> None:
+        """A step that is launched now reads a page that was freed while it was planned."""
+        self._free.remove(page)
+        self._retired_step[page] = step
+        self._free.append(page)
+
     def check_integrity(self) -> None:
         free = list(self._free)
         assert len(free) == len(set(free)), "a page is free twice"

@@ -112,6 +112,8 @@ class FakeRunner:
         """Pages that steps launched and not collected read or write."""
         used: set[int] = set()
         for plan in self.uncollected:
+            for copy in plan.page_copies:
+                used.update((copy.source, copy.target))
             for chunk in plan.chunks:
                 used.update(chunk.page_ids)
                 if chunk.slot != NO_SLOT:

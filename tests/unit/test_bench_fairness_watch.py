@@ -45,6 +45,11 @@ def test_who_was_served_or_went_back_to_the_tail_waits_anew() -> None:
     assert (served.worst["a"].waits, served.worst["a"].steps) == (2, 0)
 
 
+def test_while_no_bound_is_shown_none_is_held() -> None:
+    worst = watched(state(0, 1, 20.0, 7.0), state(90, 1, 0.0, 7.0), state(91, 1, 20.0, 7.0))
+    assert worst.worst["a"].of_bound == 0.0
+
+
 def test_before_the_first_step_there_is_no_bound_to_hold() -> None:
     unmeasured = state(0, 1, 0.0, 0.0)
     unmeasured.step_s = 0.0

@@ -27,6 +27,24 @@ def test_a_page_of_a_running_step_goes_to_kv_at_once_but_to_a_load_only_after_it
     pool.check_integrity()
 
 
+def test_a_page_that_the_launched_step_copies_from_waits_for_that_step_though_it_is_free() -> None:
+    memory = Memory(limits(num_pages=4))
+    memory.launched(0, ())
+    source, target, other = memory.take(), memory.take(), memory.take()
+    # of two choices one takes a copy, the other one is preempted in the same plan
+    memory.release([source])
+    memory.release([other])
+    memory.launched(1, [source])
+    memory.pool.committed_step = 0
+    assert memory.try_take_settled(3) is None
+    settled = memory.try_take_settled(2)
+    assert settled is not None
+    assert source not in settled
+    memory.pool.committed_step = 1
+    assert memory.try_take_settled(1) == (source,)
+    memory.check_integrity([[target], settled, [source]])
+
+
 def test_a_load_takes_all_its_pages_or_none() -> None:
     pool = PagePool(3)
     assert pool.try_take_settled(4) is None

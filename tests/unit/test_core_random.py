@@ -153,3 +153,31 @@ def test_a_random_life_ends_with_every_answer_right_and_every_page_back(seed: in
 @pytest.mark.parametrize("seed", range(1000, 1150))
 def test_a_long_random_life_ends_with_every_answer_right(seed: int) -> None:
     live_randomly(seed, 1500)
+
+
+# found by a search: in step 98 of the last one a choice gives back the page that another one copies
+@pytest.mark.parametrize("seed", [99, 856, 1281])
+def test_choices_that_copy_and_lose_pages_in_one_plan_do_not_meet_a_load_there(seed: int) -> None:
+    chance = random.Random(seed)
+    seats, places = chance.choice([2, 3, 4, 6]), chance.choice([1, 2, 3])
+    world = World(
+        limits(
+            max_loras=places, num_slots=places + chance.choice([0, 1, 2]), max_num_seqs=seats,
+            max_num_batched_tokens=seats + chance.choice([8, 12]), page_size=2,
+            num_pages=chance.choice([20, 22, 24, 26, 30]), context_tokens=40, quantum=0,
+            turn_max_steps=chance.choice([1, 2, 3]), closing_steps=0, min_chunk=8, run_ahead=1,
+            prefix_cache=False,
+        ),
+        adapter_pages=1,
+    )  # fmt: skip
+    for _ in range(150):
+        if chance.random() < 0.3 and world.core.num_live < 7:
+            length = chance.choice([3, 5, 7, 13, 15])
+            world.submit(
+                tuple(chance.randrange(40) for _ in range(length)), chance.choice(ADAPTERS),
+                max_tokens=chance.choice([3, 8, 20]), n=min(seats, chance.choice([1, 2, 3])),
+                tenant=chance.choice("ab"),
+            )  # fmt: skip
+        else:
+            world.step()
+    world.run()
