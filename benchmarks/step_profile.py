@@ -10,7 +10,6 @@ verb, then each kernel's launches and µs a step. *busy* counts time in which so
 from __future__ import annotations
 
 import argparse
-import gc
 import re
 import statistics
 import sys
@@ -57,8 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             Path(scratch), options, size, size.max_loras[1], ranks, num_seqs, options.arena_gib
         )
         print(f"model to a ready runner: {bench.load_s:.2f} s", flush=True)
-        gc.collect()
-        gc.freeze()
         for case in wanted:
             _case(bench, case)
         bench.close()
