@@ -10,7 +10,7 @@ import torch
 from engine_svc.model.gpu.buckets import bucket_of, decode_buckets, mixed_buckets, padded_rows
 from engine_svc.model.gpu.graphs import GraphKey, StepGraphs
 from engine_svc.model.gpu.page_table import PageTable
-from engine_svc.model.gpu.site_deltas import lora_tile_rows
+from engine_svc.model.gpu.site_deltas import captured_tile_rows
 from engine_svc.model.gpu.step_inputs import StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
@@ -66,12 +66,12 @@ class Stepper:
             padded = bucket or padded_rows(num_rows, self._limits.max_rows)
         else:
             inputs = self._decodes
-            padded = bucket_of(self.decode_buckets, num_rows) or num_rows
+            bucket = bucket_of(self.decode_buckets, num_rows)
+            padded = bucket or num_rows
         assert num_rows <= padded, f"{num_rows} rows in a step, at most {self._limits.max_rows}"
         staged = inputs.acquire()
-        rows = fill_rows(
-            chunks, staged, padded, lora_tile_rows(padded), self._limits.prefill_rows
-        )  # fmt: skip
+        size = None if bucket is None else captured_tile_rows(padded)
+        rows = fill_rows(chunks, staged, padded, self._limits.prefill_rows, size)
         updates = self._page_table.updates(chunks)
         room = inputs.sizes.updates
         if len(updates) > room:
