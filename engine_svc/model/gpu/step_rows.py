@@ -29,7 +29,7 @@ class StepRows:
         sample_positions: tokens of the sequence before the sampled one.
         sample_segments: as segments, of the sampled rows.
         samples_all: every row is sampled once, in order.
-        lora_tile_rows: rows of a LoRA work item at most.
+        lora_tile_rows: rows of a LoRA work item at most; 0 where no row has an adapter.
         num_lora_tiles, num_prefill_tiles: work items.
     """
 
@@ -77,7 +77,8 @@ def fill_rows(
     _fill_prefills(staged, seat, start, first, count, prefill_rows)
     segments = _runs(row_slot)
     live = segments[segments[:, 2] >= 0]
-    lora_rows = lora_rows or lora_tile_rows(padded, live[:, 1])
+    if lora_rows is None:
+        lora_rows = lora_tile_rows(padded, live[:, 1])
     _fill_lora(staged, live, lora_rows)
     sampled = [len(seats) for seats in sampling]
     samples_all = num_rows == len(chunks) and sampled == [1] * num_rows
@@ -93,7 +94,7 @@ def fill_rows(
         sample_positions=(positions[sample_rows] + 1).tolist(),
         sample_segments=_tuples(sample_segments),
         samples_all=samples_all,
-        lora_tile_rows=lora_rows,
+        lora_tile_rows=lora_rows if len(live) else 0,
         num_lora_tiles=int(staged["num_tiles"][0]),
         num_prefill_tiles=int(staged["num_prefill_tiles"][0]),
     )
