@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.replays import measure
 from engine_svc.model.gpu.launches import trunk_launches
-from kernels.few_rows_linear import few_rows_linear
+from kernels.few_rows_linear import MAX_ROWS, FewRowsScratch, few_rows_linear
 from kernels.few_rows_linear_triton import (
     CANDIDATES,
     CANDIDATES_FEW,
@@ -96,7 +96,14 @@ def cublas(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> object:
 def ours(tuning: FewRowsTuning, on_gpu: bool, pdl: bool = True) -> Linear:
     if not on_gpu:
         return few_rows_linear
-    return lambda x, weight, out: few_rows_linear_triton(x, weight, out, tuning=tuning, pdl=pdl)
+    size = max(MAX_ROWS * columns for columns, _ in SITES.values())
+    scratch = FewRowsScratch(
+        torch.empty(tuning.splits * size, device="cuda"),
+        torch.zeros(4096, dtype=torch.int32, device="cuda"),
+    )
+    return lambda x, weight, out: few_rows_linear_triton(
+        x, weight, out, scratch, tuning=tuning, pdl=pdl
+    )
 
 
 def wrong(bench: Bench, linear: Linear, rows: int) -> float:
