@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import step_checks
+from benchmarks import bandwidth, step_checks
 from benchmarks.core_drive import SLOTS_A_PLACE
 from benchmarks.made_models import SHAPES, write_model_folder
 from benchmarks.step_adapters import AdapterRegion, MemoryFile, PackedAdapter
 from benchmarks.step_cases import Case, Size
 from benchmarks.step_driver import Decoded, StepDriver
-from benchmarks.step_floor import StepFloor
+from benchmarks.step_floor import StepFloor, release
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
 
 
@@ -65,6 +65,9 @@ def open_bench(
     `num_seqs` sequences."""
     model_dir = write_model_folder(scratch / "model", SHAPES[options.shape], tokenizer=False)
     memory = MemoryFile()
+    # before the engine begins to watch for allocations
+    floor_bytes_per_s = bandwidth.copy_bytes_per_s(options.device)
+    release(options.device)
     began = time.perf_counter()
     model = load_model(
         model_dir,
@@ -96,7 +99,7 @@ def open_bench(
         driver.prefill([-1] * num_seqs, size.batched_tokens)
     else:
         driver.fill_prompts()
-    floor = StepFloor.measure(model)
+    floor = StepFloor.of(model, floor_bytes_per_s)
     return Bench(
         size, model, driver, region, memory, floor, adapters, slots, load_s, copy_bytes_per_s
     )

@@ -6,6 +6,7 @@ copied to the others; what a step costs does not depend on what the pages hold.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,8 +146,32 @@ class StepDriver:
         compute_s = tuple(result.compute_s for result in results)
         return Decoded(tuple(ended), compute_s, tuple(map(tuple, by_seat)))
 
+    def mixed(self, slots: Sequence[int], num_prompts: int, num_steps: int) -> tuple[float, ...]:
+        """Seconds on the device of a step again and again: whole prompts of the last `num_prompts`
+        seats beside one token of each seat before them."""
+        seats = range(len(slots))
+        first = len(slots) - num_prompts
+        chunks = []
+        for seat in seats:
+            ids = self._token_ids if seat >= first else ()
+            start, count = (0, self._prompt) if ids else (self._prompt, 1)
+            pages = self._pages[seat][: -(-(start + count) // self._model.page_size)]
+            chunks.append(Chunk(seat, slots[seat], start, count, ids, pages, (seat,)))
+        openings = tuple(
+            SeatOpening(seat, self._sampling, 0, self._token_ids, (FIRST_TOKEN,)) for seat in seats
+        )
+        plans = [
+            self._plan(chunks, openings if number == 0 else ()) for number in range(num_steps + 1)
+        ]
+        _, results = self._run(plans)
+        return tuple(result.compute_s for result in results[1:])
+
     def _run(self, plans: Sequence[StepPlan]) -> tuple[list[float], list[StepResult]]:
-        """Each plan is launched before the one before it is collected."""
+        """Each plan is launched before the one before it is collected.
+
+        Without the garbage collector, as timeit has it: a walk over what a start left took 0.1 s of
+        128 steps, and the engine's core freezes that.
+        """
         ended: list[float] = []
         results: list[StepResult] = []
 
@@ -155,13 +180,17 @@ class StepDriver:
             ended.append(time.perf_counter())
 
         before: StepPlan | None = None
-        for plan in plans:
-            self._launch(plan)
+        gc.disable()
+        try:
+            for plan in plans:
+                self._launch(plan)
+                if before is not None:
+                    collect(before)
+                before = plan
             if before is not None:
                 collect(before)
-            before = plan
-        if before is not None:
-            collect(before)
+        finally:
+            gc.enable()
         return ended, results
 
     def _launch(self, plan: StepPlan) -> None:

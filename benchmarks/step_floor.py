@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.bandwidth import copy_bytes_per_s
 from engine_svc.layout import DTYPE_BYTES
 from engine_svc.model.build import LoadedModel
 
@@ -22,13 +21,11 @@ class StepFloor:
     kv_token_bytes: int
 
     @classmethod
-    def measure(cls, model: LoadedModel) -> StepFloor:
+    def of(cls, model: LoadedModel, bytes_per_s: float) -> StepFloor:
         base, item = model.base, DTYPE_BYTES[model.dtype]
         # a step reads one row of the embeddings for each token
         weights = model.weights_bytes - base.vocab_size * base.hidden_size * item
-        return cls(
-            copy_bytes_per_s(model.device), weights, model.layout.page_bytes // model.page_size
-        )
+        return cls(bytes_per_s, weights, model.layout.page_bytes // model.page_size)
 
     def num_bytes(self, contexts: Sequence[int], adapters_bytes: Iterable[int]) -> int:
         """Args: contexts, tokens that each sequence attends to; bytes of each distinct adapter."""

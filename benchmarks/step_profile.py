@@ -10,7 +10,6 @@ verb, then each kernel's launches and µs a step. *busy* counts time in which so
 from __future__ import annotations
 
 import argparse
-import gc
 import re
 import statistics
 import sys
@@ -27,11 +26,15 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.made_models import SHAPES
 from benchmarks.step_bench import Bench, open_bench
 from benchmarks.step_cases import FULL, RANK_16, TINY, Case, even
+from engine_svc.model.gpu import site_deltas
+from engine_svc.types import NO_SLOT
 
 DEFAULT_CASES = ("1:0", "1:1", "8:0", "8:8", "64:0", "64:1", "64:8", "256:0", "256:8")
 TINY_CASES = ("1:0", "4:2")
 #: steps that the profiler sees; those without it
 SEEN, TIMED = 4, 48
+#: steps of a mix
+MIXED = 8
 SHOWN = 16
 VERBS = ("forward", "sample", "collect")
 
@@ -48,19 +51,22 @@ class Span:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     size = FULL if options.shape == "8b" else TINY
-    cases = options.case or (DEFAULT_CASES if options.shape == "8b" else TINY_CASES)
+    default = DEFAULT_CASES if options.shape == "8b" else TINY_CASES
+    cases = options.case or (() if options.mix else default)
     wanted = [_asked(case) for case in cases]
-    ranks = {RANK_16: size.ranks[RANK_16][: max(len(case.groups) for case in wanted) or 1]}
-    num_seqs = max(case.batch for case in wanted)
+    mixes = [[*map(int, mix.split(":"))] for mix in options.mix or ()]
+    adapters = max([len(case.groups) for case in wanted] + [mix[2] for mix in mixes])
+    ranks = {RANK_16: size.ranks[RANK_16][: adapters or 1]}
+    num_seqs = max([case.batch for case in wanted] + [mix[0] + mix[1] for mix in mixes])
     with tempfile.TemporaryDirectory(prefix="lpx-profile-") as scratch:
         bench = open_bench(
             Path(scratch), options, size, size.max_loras[1], ranks, num_seqs, options.arena_gib
         )
         print(f"model to a ready runner: {bench.load_s:.2f} s", flush=True)
-        gc.collect()
-        gc.freeze()
         for case in wanted:
             _case(bench, case)
+        for mix in mixes:
+            _mix(bench, *mix)
         bench.close()
     return 0
 
@@ -86,6 +92,30 @@ def _case(bench: Bench, case: Case) -> None:
     if bench.model.device == "cuda":
         print(f"  device allocations: {allocated} before, {_allocations(bench) - allocated} here")
         _show(_spans(lambda: bench.driver.decode(slots, SEEN)))
+
+
+def _mix(bench: Bench, decodes: int, prompts: int, adapters: int) -> None:
+    """A step with prompts, with short and with long work items of adapters where it may choose."""
+    slots = [NO_SLOT] * (decodes + prompts)
+    runner: Any = bench.model.runner
+    driver: Any = bench.driver
+    standing = site_deltas.SHORT_A_LONG
+    if adapters:
+        # prompts and tokens have adapters in turn
+        slots = [bench.slots[RANK_16][seat % adapters] for seat in range(decodes + prompts)]
+    for name, ratio in (("short", 1 << 20), ("long", 0)) if adapters else (("none", 0),):
+        site_deltas.SHORT_A_LONG = ratio
+        host: dict[str, list[float]] = {verb: [] for verb in VERBS}
+        driver._runner = _Timed(runner, host)
+        seconds = driver.mixed(slots, prompts, MIXED)
+        driver._runner = runner
+        forward = statistics.median(host["forward"][2:]) * 1e6
+        print(
+            f"{decodes} tokens + {prompts} prompts, {adapters} adapters, work items {name}: "
+            f"{statistics.median(seconds) * 1e6:.0f} µs on the device, forward {forward:.0f} µs",
+            flush=True,
+        )
+    site_deltas.SHORT_A_LONG = standing
 
 
 class _Timed:
@@ -164,6 +194,7 @@ def _short(name: str) -> str:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--case", action="append", help="batch:adapters, repeatable")
+    parser.add_argument("--mix", action="append", help="tokens:prompts:adapters, repeatable")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="8b", help="tiny: a dry run")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--static-buffers", action="store_true")

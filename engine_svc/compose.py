@@ -104,6 +104,7 @@ def metered(model: LoadedModel, rates: DeviceRates) -> FloorMeter:
         kv_token_bytes=model.layout.page_bytes // model.page_size,
         page_bytes=model.layout.page_bytes,
         flops_a_token=2 * (model.weights_bytes - 2 * vocabulary_bytes) // item_bytes,
+        window=base.sliding_window,
     )
     return FloorMeter(model.runner, floor)
 

@@ -16,7 +16,8 @@ from engine_svc.types import NO_SLOT, LateInputs, StepPlan, StepResult
 class StepFloor:
     """Bytes that must be read over the bandwidth, or products over their rate: the longer one.
 
-    `weights_bytes` are those of every step; `flops_a_token` those of the layers' linears.
+    `weights_bytes` are those of every step; `flops_a_token` those of the layers' linears; `window`
+    positions that one sees, its own included, 0 = all.
     """
 
     bytes_per_s: float
@@ -25,6 +26,7 @@ class StepFloor:
     kv_token_bytes: int
     page_bytes: int
     flops_a_token: int
+    window: int = 0
 
     def seconds(self, num_tokens: int, context_tokens: int, adapter_pages: int) -> float:
         """Args: context_tokens, keys and values that the step's sequences read and write;
@@ -57,7 +59,10 @@ class FloorMeter:
             self._pages[binding.slot] = len(binding.page_ids)
         if plan.chunks:
             num_tokens = plan.num_tokens
-            context = sum([chunk.start for chunk in plan.chunks]) + num_tokens
+            starts = [chunk.start for chunk in plan.chunks]
+            if self._floor.window:
+                starts = [min(start, self._floor.window - 1) for start in starts]
+            context = sum(starts) + num_tokens
             slots = {chunk.slot for chunk in plan.chunks} - {NO_SLOT}
             pages = sum([self._pages[slot] for slot in slots])
             self.observe(self._floor.seconds(num_tokens, context, pages))

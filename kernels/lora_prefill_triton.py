@@ -96,7 +96,10 @@ def prefill_shrink_kernel(  # type: ignore[no-untyped-def]
             )
             a = arena + offset * OFFSET_UNIT
             a = tl.multiple_of(a.to(tl.pointer_type(dtype)), 16)
-            a = tl.multiple_of(a + (rank_index % RANK_BLOCK).to(tl.int64) * K, 16)
+            a += (rank_index % RANK_BLOCK).to(tl.int64) * K
+            if K % 8 == 0:
+                # 16 bytes; rows of other lengths begin anywhere
+                a = tl.multiple_of(a, 16)
             totals = tl.zeros((TILE_ROWS, BLOCK_R), dtype=tl.float32)
             for part in range(0, SPLIT_K, BLOCK_K):
                 k = split * SPLIT_K + part + columns

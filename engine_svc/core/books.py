@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 
+from engine_svc.core.charges import Charges
+from engine_svc.core.decodes import Decodes
 from engine_svc.core.flow import Flow
 from engine_svc.core.heads import Heads
 from engine_svc.core.lane import Lane
@@ -19,7 +21,7 @@ from engine_svc.core.queue import Queue
 from engine_svc.core.rates import Rates
 from engine_svc.core.ring import Ring
 from engine_svc.core.sequence import LiveRequest, Sequence, SequenceState
-from engine_svc.core.shares import Ledger, Share
+from engine_svc.core.shares import Ledger
 from engine_svc.core.slots import Slot
 from engine_svc.core.turns import Turn, Turns
 from engine_svc.core.waits import Cause, waits_between
@@ -45,6 +47,7 @@ class Books:
         #: who starts next in the open turns
         self.heads = Heads(self.ledger)
         self.turns = Turns(limits, resolved_quantum(limits))
+        self.charges = Charges(limits, self.ledger, self.turns)
         #: adapters in the ring without a place
         self.placeless: dict[str, Lane] = {}
         #: lanes that wait for their weights
@@ -58,6 +61,7 @@ class Books:
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
         #: who has each seat, or had it last
         self.seated: list[Sequence | None] = [None] * limits.max_num_seqs
+        self.decodes = Decodes()
         #: decoding sequences by the step that has to look at them
         self.alarms: defaultdict[int, list[Sequence]] = defaultdict(list)
         #: running sequences whose next chunk names its tokens
@@ -76,8 +80,6 @@ class Books:
         #: most choices of a request since the books were empty: seats that one grant may need
         self.widest = 1
         self.num_preempted = 0
-        #: service in the plan being made
-        self.step_service = 0.0
         #: id of the step that is planned next
         self.next_step = 0
         #: the seat or the pages that the ring's first lacks: kept for it when they come free
@@ -175,7 +177,7 @@ class Books:
         lane.put(sequence, SequenceState.RUNNING)
         self.leave_line(sequence.flow)
         self.num_running += 1
-        sequence.seats = tuple(self.free_seats.pop() for _ in range(sequence.num_seats_needed))
+        sequence.seats = tuple([self.free_seats.pop() for _ in range(sequence.num_seats_needed)])
         for seat in sequence.seats:
             self.seated[seat] = sequence
         self.opened[sequence] = None
@@ -240,41 +242,6 @@ class Books:
             self.num_running -= 1
             self.free_seats.extend(sequence.seats)
             sequence.seats = ()
-
-    def charge(self, sequence: Sequence, end: int) -> None:
-        """Service up to position `end`, at the configured prices; what was computed or found
-        before is free."""
-        start = max(sequence.num_planned, sequence.num_charged)
-        if end <= start:
-            return
-        decoded = end - max(start, sequence.num_prompt)
-        limits = self.limits
-        service = (end - start) * limits.prefill_price
-        if decoded > 0:
-            service += decoded * (limits.decode_price - limits.prefill_price)
-        sequence.num_charged = end
-        self.charge_flow(sequence.flow, service)
-
-    def charge_flow(self, flow: Flow, service: float) -> None:
-        """Service of the plan being made."""
-        turn = self.turns.get(flow.lane.digest)
-        assert turn is not None, "service without a turn"
-        turn.service += service
-        self.step_service += service
-        self.ledger.charge(flow.share, service)
-
-    def charge_decodes(self, counts: list[tuple[Turn, Flow, int]]) -> None:
-        """The same for so many decodes of each flow."""
-        price = self.limits.decode_price
-        accounts: defaultdict[Share, float] = defaultdict(float)
-        for turn, flow, count in counts:
-            service = count * price
-            turn.service += service
-            share = flow.share
-            share.counter += service / share.weight
-            accounts[flow.account] += service
-        self.step_service += sum(accounts.values())
-        self.ledger.charge_accounts(accounts)
 
     # ---- lines
 

@@ -19,6 +19,7 @@ from engine_svc.core.start import (
     try_start,
 )
 from engine_svc.core.waits import Cause
+from engine_svc.types import NO_SLOT
 
 
 def divide_budget(books: Books, now: float) -> Draft:
@@ -29,47 +30,72 @@ def divide_budget(books: Books, now: float) -> Draft:
         for sequence in dict.fromkeys(books.alarms.get(step, ()))
         if sequence.alarm_step == step and not sequence.names_tokens
     ]
-    needy = [sequence for sequence in noisy if _needs_page(books, draft, sequence)]
-    num_decodes = books.num_decoding
     if books.prompts:
         singles = [sequence for sequence in books.prompts if sequence.num_left == 1]
         for sequence in singles:
             sequence.share = 1
-        left = books.limits.max_num_batched_tokens - num_decodes - len(singles)
+        left = books.limits.max_num_batched_tokens - books.num_decoding - len(singles)
         prompts = [sequence for sequence in books.prompts if sequence.num_left > 1]
         draft.prompts = singles
         if prompts:
             draft.prompts += _divide_among_prompts(books, prompts, left)
-        needy += draft.prompts
-    if needy and not _gave_pages(books, needy):
-        _divide_pages(books, draft, needy, now)
-        num_decodes = books.num_decoding - len(draft.skipped)
-    draft.num_decodes = num_decodes
+    if noisy or draft.prompts:
+        _give_pages(books, draft, noisy, now)
+    draft.num_decodes = len(books.decodes)
     return draft
 
 
+def _give_pages(books: Books, draft: Draft, noisy: list[Sequence], now: float) -> None:
+    """To prompts, and to decodes that may have filled their last page."""
+    room = books.memory.num_room - len(noisy)
+    if room >= 0 and _gave_pages(books, draft.prompts, room):
+        for sequence in noisy:
+            _turn_page(books, draft, sequence)
+        return
+    needy = [sequence for sequence in noisy if _needs_page(books, draft, sequence)]
+    _divide_pages(books, draft, needy + draft.prompts, now)
+
+
+def _turn_page(books: Books, draft: Draft, sequence: Sequence) -> None:
+    """What is special about a decode, where there is room for a page: the page before it is full,
+    or shared, or it is the last."""
+    start, pages = sequence.num_planned, sequence.page_ids
+    if start >= len(pages) * books.limits.page_size:
+        draft.filling.append(sequence)
+        pages.append(books.memory.take())
+    elif len(sequence.live.sequences) > 1:
+        take_pages(books, sequence, 1)
+    _look_later(books, draft, sequence, start)
+
+
 def _needs_page(books: Books, draft: Draft, sequence: Sequence) -> bool:
-    """What is special about a decode: the page before it is full, or it is the last."""
+    """The same where there may be none."""
     start = sequence.num_planned
-    if start + 2 >= sequence.max_total:
-        draft.ending.append(sequence)
     needs_page = start >= len(sequence.page_ids) * books.limits.page_size
     if needs_page:
         draft.filling.append(sequence)
     if needs_page or (sequence.live.shares_pages and needs_copy(books, sequence)):
         sequence.share = 1
         return True
-    _look_later(books, sequence)
+    _look_later(books, draft, sequence, start)
     return False
 
 
-def _look_later(books: Books, sequence: Sequence) -> None:
+def _look_later(books: Books, draft: Draft, sequence: Sequence, start: int) -> None:
     """It has the page of its next position: the next look is when that is full, or at its end."""
-    pages, start = sequence.page_ids, sequence.num_planned
+    pages, last = sequence.page_ids, sequence.max_total - 2
     sequence.page_tuple = tuple(pages)
-    steps = min(len(pages) * books.limits.page_size, sequence.max_total - 2) - start
-    if steps > 0:
-        books.look_at(sequence, books.next_step + steps)
+    if sequence.decodes is None:
+        turn = books.turns.get(sequence.lane.digest)
+        assert turn is not None, "a decode without a turn"
+        books.decodes.join(sequence, NO_SLOT if turn.slot is None else turn.slot.index)
+    if start >= last:
+        draft.ending.append(sequence)
+        return
+    until = len(pages) * books.limits.page_size
+    step = books.next_step - start + (until if until < last else last)
+    sequence.alarm_step = step
+    books.alarms[step].append(sequence)
 
 
 def _divide_among_prompts(books: Books, prompts: list[Sequence], left: int) -> list[Sequence]:
@@ -111,11 +137,11 @@ def _claims(books: Books) -> list[tuple[tuple[float, float, float], int]]:
     return claims
 
 
-def _gave_pages(books: Books, needy: list[Sequence]) -> bool:
-    """Pages for all shares, if nobody has to give any for them and no page is shared."""
+def _gave_pages(books: Books, prompts: list[Sequence], room: int) -> bool:
+    """Pages for all shares, if so many are free and none is shared."""
     page_size, total = books.limits.page_size, 0
     lacking: list[tuple[Sequence, int]] = []
-    for sequence in needy:
+    for sequence in prompts:
         if len(sequence.live.sequences) > 1:
             return False
         end = sequence.num_planned + sequence.share
@@ -123,15 +149,12 @@ def _gave_pages(books: Books, needy: list[Sequence]) -> bool:
         if count > 0:
             lacking.append((sequence, count))
             total += count
-    if total > books.memory.num_room:
+    if total > room:
         return False
     pages = books.memory.take_many(total)
     for sequence, count in lacking:
         sequence.page_ids += [pages.pop() for _ in range(count)]
-        if sequence.names_tokens:
-            sequence.page_tuple = None
-        else:
-            _look_later(books, sequence)
+        sequence.page_tuple = None
     return True
 
 
@@ -149,10 +172,12 @@ def _divide_pages(books: Books, draft: Draft, needy: list[Sequence], now: float)
         if sequence.state is SequenceState.RUNNING:
             _fit_to_room(books, sequence, now)
             if sequence.share and not sequence.names_tokens:
-                _look_later(books, sequence)
+                _look_later(books, draft, sequence, sequence.num_planned)
     draft.skipped = {
         s for s in needy if not (s.share or s.names_tokens) and s.state is SequenceState.RUNNING
     }
+    for sequence in draft.skipped:
+        books.decodes.leave(sequence)
     draft.prompts = [s for s in draft.prompts if s.share and s.state is SequenceState.RUNNING]
 
 
@@ -212,7 +237,7 @@ def start_waiting(books: Books, draft: Draft, now: float) -> None:
         sequence.share = min(left, sequence.num_left)
         draft.prompts.append(sequence)
         left -= sequence.share
-        books.charge(sequence, sequence.num_planned + sequence.share)
+        books.charges.chunk(sequence, sequence.num_planned + sequence.share)
     heads.put_back()
     draft.lacking = lacking
     if lacking is not None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from engine_svc.core.books import Books
 from engine_svc.core.draft import Draft
-from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.sequence import Sequence
-from engine_svc.core.turns import Turn
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
@@ -68,83 +66,74 @@ def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> Launch
         sequence.page_copy = None
     books.next_step += 1
     books.alarms.pop(step, None)
-    books.rates.step_planned(now, books.step_service)
+    books.rates.step_planned(now, books.charges.step_service)
     books.memory.launched(step, [copy.source for copy in plan.page_copies])
     by_seat = books.seated.copy()
     return LaunchedStep(plan, parts.rows, by_seat, parts.num_samples, tuple(parts.segments))
 
 
 def _add_rows(books: Books, draft: Draft, parts: _Parts, now: float) -> None:
-    """The hot loop of planning: a row for each decode."""
+    """Everything that decodes, and the prompts beside what decodes of their adapters."""
     prompts: dict[Lane, list[Sequence]] = {}
     for sequence in draft.prompts:
         prompts.setdefault(sequence.lane, []).append(sequence)
-    step, add, new = books.next_step, parts.chunks.append, tuple.__new__
-    counts: list[tuple[Turn, Flow, int]] = []
-    num_adapters = 0
-    for turn in books.turns.base_last():
-        lane = turn.lane
-        decodes = lane.decoding if not draft.skipped else draft.decodes_of(lane)
-        if not decodes and lane not in prompts:
+    parts.chunks = books.decodes.chunks()
+    parts.num_samples = len(parts.chunks)
+    books.charges.decodes()
+    num_slots = 0
+    groups: list[tuple[int, bool, list[Chunk]]] = []
+    for turn in books.turns.values():
+        lane, slot = turn.lane, turn.slot
+        num_tokens = sum(lane.rows.values())
+        if not num_tokens and lane not in prompts:
             continue
-        slot, index = turn.slot, NO_SLOT
         if slot is not None:
-            index = slot.index
-            num_adapters += 1
+            num_slots += 1
             if not slot.bound:
                 slot.bound = True
-                parts.bindings.append(SlotBinding(index, lane.digest, slot.page_ids))
-        for sequence in decodes:
-            start, seats = sequence.num_planned, sequence.seats
-            sequence.num_planned = start + 1
-            sequence.last_step = step
-            row = (seats[0], index, start, 1, (), sequence.page_tuple, seats, None, -1)
-            add(new(Chunk, row))
-        num_tokens = len(decodes)
-        if num_tokens and len(lane.flows) == 1:
-            counts.append((turn, sequence.flow, num_tokens))
-        elif num_tokens:
-            flows = Counter(sequence.flow for sequence in decodes)
-            counts += ((turn, flow, count) for flow, count in flows.items())
-        parts.num_samples += num_tokens
+                parts.bindings.append(SlotBinding(slot.index, lane.digest, slot.page_ids))
         if lane in prompts:
-            for sequence in prompts[lane]:
-                _add_prompt(books, parts, sequence, index, now)
-                num_tokens += sequence.share
+            index = NO_SLOT if slot is None else slot.index
+            group = [_add_prompt(books, parts, one, index, now) for one in prompts[lane]]
+            num_tokens += sum(chunk.num_tokens for chunk in group)
+            groups.append((books.decodes.row_after(lane), lane.is_base, group))
         parts.segments.append(num_tokens)
-    assert num_adapters <= books.limits.max_loras, "more adapters in a step than max_loras"
-    books.charge_decodes(counts)
+    assert num_slots <= books.limits.max_loras, "more adapters in a step than max_loras"
+    # from the end, so that rows keep their numbers; the base is at the very end
+    groups.sort(key=itemgetter(0, 1), reverse=True)
+    for row, _, group in groups:
+        parts.chunks[row:row] = group
 
 
-def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now: float) -> None:
+def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now: float) -> Chunk:
     """A chunk that names its tokens."""
     start = sequence.num_planned
     end = start + sequence.share
     if sequence.live.waits is None:
         books.first_planned(sequence.live, now)
-    books.charge(sequence, end)
+    books.charges.chunk(sequence, end)
     if sequence.page_tuple is None:
         sequence.page_tuple = tuple(sequence.page_ids)
     is_last = end == sequence.num_total
     top, following = _prompt_logprobs(sequence, end)
     chunk = Chunk(
-        seat=sequence.seats[0],
-        slot=slot,
-        start=start,
-        num_tokens=sequence.share,
-        token_ids=sequence.token_ids(start, end),
-        page_ids=sequence.page_tuple[: -(-end // books.limits.page_size)],
-        sample_seats=sequence.seats if is_last else (),
-        prompt_logprobs=top,
-        next_prompt_token=following,
+        sequence.seats[0],
+        slot,
+        start,
+        sequence.share,
+        sequence.token_ids(start, end),
+        sequence.page_tuple[: -(-end // books.limits.page_size)],
+        sequence.seats if is_last else (),
+        top,
+        following,
     )
     sequence.num_planned = end
     sequence.last_step = books.next_step
-    parts.chunks.append(chunk)
     parts.rows.append((sequence, sequence.incarnation, end))
     parts.num_samples += len(chunk.sample_seats)
     if is_last:
         parts.complete.append(sequence)
+    return chunk
 
 
 def _prompt_logprobs(sequence: Sequence, end: int) -> tuple[int | None, int]:
@@ -174,15 +163,14 @@ def _openings(sequence: Sequence) -> list[SeatOpening]:
 def _end_decodes(books: Books, draft: Draft, parts: _Parts) -> None:
     """Full pages and last tokens of those that decode in the plan after all: one that lost its
     pages since may even be in it with a prompt again."""
-    step = books.next_step
     for sequence in draft.filling:
-        if sequence.last_step == step and not sequence.names_tokens:
+        if sequence.decodes is not None:
             parts.rows.append((sequence, sequence.incarnation, sequence.num_planned))
     for sequence in draft.ending:
-        if sequence.last_step == step and not sequence.names_tokens:
-            del sequence.lane.decoding[sequence]
+        if sequence.decodes is not None:
+            sequence.lane.stop_decoding(sequence)
     for sequence in draft.skipped:
-        books.look_at(sequence, step + 1)
+        books.look_at(sequence, books.next_step + 1)
 
 
 def _begin_decodes(books: Books, sequence: Sequence) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from engine_svc.core.lane import Lane
 from engine_svc.core.sequence import Sequence
 from engine_svc.core.waits import Cause
 
@@ -35,8 +33,3 @@ class Draft:
     @property
     def num_tokens(self) -> int:
         return self.num_decodes + sum(sequence.share for sequence in self.prompts)
-
-    def decodes_of(self, lane: Lane) -> Collection[Sequence]:
-        if not self.skipped:
-            return lane.decoding
-        return [sequence for sequence in lane.decoding if sequence not in self.skipped]

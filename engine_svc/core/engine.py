@@ -218,6 +218,8 @@ class EngineCore:
         books.loading.check_integrity()
         books.ledger.check_integrity()
         books.turns.check_integrity()
+        books.decodes.check_integrity()
+        assert books.decodes.step == books.next_step, "decodes are out of step"
         seats = [seat for s in sequences for seat in s.seats] + books.free_seats
         assert sorted(seats) == list(range(books.limits.max_num_seqs)), "a seat is lost"
         for lane in books.lanes.values():

@@ -30,6 +30,8 @@ class Lane:
         self.running: dict[Age, Sequence] = {}
         #: of those, what decodes and has not planned its last token: in each step, if it has pages
         self.decoding: dict[Sequence, None] = {}
+        #: how many of each flow are among the decodes of the step
+        self.rows: dict[Flow, int] = {}
         #: of those, the ones whose next chunk names its tokens; listed over all lanes in `_prompts`
         self.num_prompts = 0
         self.num_deferred = 0
@@ -95,6 +97,12 @@ class Lane:
         if not sequence.exhausted:
             self.decoding[sequence] = None
 
+    def stop_decoding(self, sequence: Sequence) -> None:
+        """It computes no position by itself from now on."""
+        if sequence.decodes is not None:
+            sequence.decodes.leave(sequence)
+        self.decoding.pop(sequence, None)
+
     def _leave_prompts(self, sequence: Sequence) -> None:
         del self._prompts[sequence]
         self.num_prompts -= 1
@@ -105,7 +113,7 @@ class Lane:
             flow.num_running -= 1
             if sequence in self._prompts:
                 self._leave_prompts(sequence)
-            self.decoding.pop(sequence, None)
+            self.stop_decoding(sequence)
             sequence.stop_decoding()
             return
         if sequence.state is SequenceState.SUSPENDED:

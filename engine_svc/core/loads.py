@@ -63,15 +63,18 @@ class Loads:
         that lacks it. Urgent are the ring's head, whoever's place is free or closing, and a quarter
         of the places more: turns may end without closing."""
         books = self._books
-        closing = sum(turn.closing_since is not None for turn in books.turns.values())
-        num_urgent = 1 + books.turns.num_free_places + closing + books.limits.max_loras // 4
-        ahead: set[str] = set()
+        slots, ahead = books.memory.slots, set[str]()
         for flow in books.ring.first(1 + books.limits.prefetch_adapters):
             lane = flow.lane
-            lacks = lane.digest in books.on_host and not books.memory.slots.get(lane.digest)
-            if lacks and not self._try_fill(lane, ahead, len(ahead) < num_urgent, now):
+            lacks = lane.digest in books.on_host and not slots.get(lane.digest)
+            if lacks and not self._try_fill(lane, ahead, len(ahead) < self._num_urgent(), now):
                 return
             ahead.add(lane.digest)
+
+    def _num_urgent(self) -> int:
+        turns = self._books.turns
+        closing = sum([turn.closing_since is not None for turn in turns.values()])
+        return 1 + turns.num_free_places + closing + self._books.limits.max_loras // 4
 
     def try_fill_now(self, lane: Lane, now: float) -> bool:
         """Start a copy whatever the ring says; False when its weights are not on the host."""

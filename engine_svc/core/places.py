@@ -131,12 +131,7 @@ def end_unused_turns(books: Books, draft: Draft, now: float) -> None:
     """A turn of which the step runs nothing is over, unless its adapter's next sequence starts once
     others have taken the seats or tokens of this step, or once the step in flight has ended."""
     used = {sequence.lane for sequence in draft.prompts}
-    unused = [
-        turn
-        for turn in books.turns.values()
-        if not (turn.lane.decoding and (not draft.skipped or draft.decodes_of(turn.lane)))
-        and turn.lane not in used
-    ]
+    unused = [turn for turn in books.turns.values() if not turn.lane.rows and turn.lane not in used]
     for turn in unused:
         if turn.closing_since is None and turn.lane.num_deferred:
             if draft.lacking in (Cause.SEAT, Cause.BUDGET) and not draft.is_empty:

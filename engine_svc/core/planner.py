@@ -23,7 +23,7 @@ def plan_step(books: Books, loads: Loads, now: float, num_in_flight: int) -> Lau
     """Form the next step, or None when nothing can run."""
     books.page_copies.clear()
     books.opened.clear()
-    books.step_service = 0.0
+    books.charges.step_service = 0.0
     close_turns(books, now)
     loads.advance(now)
     grant_places(books, now)

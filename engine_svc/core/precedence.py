@@ -13,9 +13,11 @@ from engine_svc.core.turns import Turn
 
 
 def may_overstay(books: Books, turn: Turn) -> bool:
-    """A turn that is due goes on while it has had less than the one that would follow, within
-    `turn_max_steps`."""
+    """A turn that is due goes on while its flow demands and has had less than the one that would
+    follow, within `turn_max_steps`. Others of its adapter do not keep the place by its counter."""
     if books.next_step - turn.first_step >= books.limits.turn_max_steps:
+        return False
+    if not (turn.flow.num_running or turn.flow.num_deferred):
         return False
     following = next(iter(books.ring.first(1)), None)
     return following is not None and is_behind(turn.flow, following)

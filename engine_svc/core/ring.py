@@ -10,7 +10,7 @@ so nobody is overtaken twice by one tenant. Nothing is done for flows that do no
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
 
@@ -35,10 +35,6 @@ class _Standing:
         self.arrivals: list[int] = []
 
 
-def _since(standing: _Standing) -> int:
-    return standing.since
-
-
 class Ring:
     """Flows by class, tenant and arrival. `line` tells a ring from the other."""
 
@@ -46,10 +42,15 @@ class Ring:
         self._line = line
         self._every = batch_grant_every
         self._accounts: dict[ServiceClass, list[_Standing]] = {c: [] for c in ServiceClass}
+        #: `since` of each, by which they are found
+        self._times: dict[ServiceClass, list[int]] = {c: [] for c in ServiceClass}
         self._by_tenant: dict[ServiceClass, dict[str, _Standing]] = {c: {} for c in ServiceClass}
         #: grants to class interactive since the last one to batch
         self._before_batch = batch_grant_every - 1
         self._num_flows = 0
+        #: the first flows as they were asked for last, until something changes
+        self._first: list[Flow] = []
+        self._first_count = 0
 
     def __len__(self) -> int:
         return self._num_flows
@@ -69,25 +70,27 @@ class Ring:
             yield flow
 
     def first(self, count: int) -> list[Flow]:
-        return list(islice(self, count))
+        if count > self._first_count:
+            self._first, self._first_count = list(islice(self, count)), count
+        return self._first[:count]
 
     def num_before(self, flow: Flow) -> int:
         """The most grants that come before the flow's, whatever arrives: each tenant ahead of its
         own has one for each flow up to its own, and the classes take their turns."""
-        line = self._accounts[flow.key.service_class]
+        times = self._times[flow.key.service_class]
         standing = self._by_tenant[flow.key.service_class][flow.key.tenant]
         number = bisect_left(standing.arrivals, flow.queued_at)
-        place = number * len(line) + bisect_left(line, standing.since, key=_since)
+        place = number * len(times) + bisect_left(times, standing.since)
         return self._among_classes(flow.key, place)
 
     def num_before_newcomer(self, key: FlowKey) -> int:
         """The same for a flow that would come now."""
-        line = self._accounts[key.service_class]
+        times = self._times[key.service_class]
         standing = self._by_tenant[key.service_class].get(key.tenant)
         if standing is None:
-            return self._among_classes(key, len(line))
-        place = bisect_left(line, standing.since, key=_since)
-        return self._among_classes(key, len(standing.flows) * len(line) + place)
+            return self._among_classes(key, len(times))
+        place = bisect_left(times, standing.since)
+        return self._among_classes(key, len(standing.flows) * len(times) + place)
 
     def tenants(self, service_class: ServiceClass) -> list[tuple[Share, int]]:
         """Accounts that stand here and the number of their flows, who comes next first."""
@@ -100,12 +103,16 @@ class Ring:
         if standing is None:
             since = max(flow.queued_at, flow.account.last_grants[self._line])
             standing = standings[flow.key.tenant] = _Standing(flow.account, since)
-            insort(self._accounts[flow.key.service_class], standing, key=_since)
+            times = self._times[flow.key.service_class]
+            row = bisect_left(times, since)
+            times.insert(row, since)
+            self._accounts[flow.key.service_class].insert(row, standing)
         place = bisect_left(standing.arrivals, flow.queued_at)
         standing.arrivals.insert(place, flow.queued_at)
         standing.flows.insert(place, flow)
         flow.line = self._line
         self._num_flows += 1
+        self._first_count = 0
 
     def remove(self, flow: Flow) -> None:
         standing = self._by_tenant[flow.key.service_class][flow.key.tenant]
@@ -113,6 +120,7 @@ class Ring:
         del standing.flows[place], standing.arrivals[place]
         flow.line = -1
         self._num_flows -= 1
+        self._first_count = 0
         if not standing.flows:
             del self._by_tenant[flow.key.service_class][flow.key.tenant]
             self._take_out(standing, flow.key.service_class)
@@ -122,6 +130,7 @@ class Ring:
         the tail."""
         service_class = flow.key.service_class
         flow.account.last_grants[self._line] = event
+        self._first_count = 0
         if service_class is _BATCH:
             self._before_batch = 0
         else:
@@ -131,15 +140,17 @@ class Ring:
             self._take_out(standing, service_class)
             standing.since = event
             self._accounts[service_class].append(standing)
+            self._times[service_class].append(event)
 
     def _take_out(self, standing: _Standing, service_class: ServiceClass) -> None:
-        line = self._accounts[service_class]
-        del line[bisect_left(line, standing.since, key=_since)]
+        times = self._times[service_class]
+        row = bisect_left(times, standing.since)
+        del times[row], self._accounts[service_class][row]
 
     def _among_classes(self, key: FlowKey, place: int) -> int:
         """Grants before the one that has so many of its own class before it."""
-        if not all(self._accounts.values()):
-            alone = self._accounts[key.service_class] or not any(self._accounts.values())
+        if not (self._times[_BATCH] and self._times[_INTERACTIVE]):
+            alone = self._times[key.service_class] or not self._num_flows
             if alone:
                 return place
         if key.service_class is _BATCH:
@@ -158,9 +169,12 @@ class Ring:
 
     def check_integrity(self) -> None:
         count = 0
-        for line in self._accounts.values():
+        first = list(islice(self, self._first_count))
+        assert not self._first_count or first == self._first, "the first are not first any more"
+        for service_class, line in self._accounts.items():
             times = [standing.since for standing in line]
             assert times == sorted(set(times)), "tenants are out of order"
+            assert times == self._times[service_class], "a tenant's time is lost"
             for standing in line:
                 order = [flow.queued_at for flow in standing.flows]
                 assert order == sorted(set(order)), "a tenant's flows are out of order"

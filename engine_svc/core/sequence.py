@@ -24,6 +24,7 @@ from engine_svc.types import (
 )
 
 if TYPE_CHECKING:
+    from engine_svc.core.decodes import Decodes
     from engine_svc.core.flow import Flow
     from engine_svc.core.lane import Lane
 
@@ -52,12 +53,8 @@ class Sequence:
     page_ids: list[int] = field(default_factory=list)
     #: its own seat; before the fork one for each choice
     seats: tuple[int, ...] = ()
-    #: positions whose KV is written once all launched steps (and the one being planned) ran
-    num_planned: int = 0
     #: sampled tokens that are still in flight, unless it decodes
     pending: int = 0
-    #: the newest step that it is in
-    last_step: int = -1
     #: grows when its pages are taken away: results of older steps no longer describe its pages
     incarnation: int = 0
     #: the seat does not hold the last token, so the next chunk names its tokens; else it decodes,
@@ -80,6 +77,12 @@ class Sequence:
     page_tuple: tuple[int, ...] | None = None
     #: its tokens in the plan being made
     share: int = 0
+    #: the decodes of every step, while it is one of them, and the step in which it joined
+    decodes: Decodes | None = None
+    joined_step: int = -1
+    #: `num_planned` and `last_step`, while it decodes as they were when it joined
+    _num_planned: int = 0
+    _last_step: int = -1
     lane: Lane = field(init=False)
     num_prompt: int = field(init=False)
     age: Age = field(init=False)
@@ -88,6 +91,29 @@ class Sequence:
         self.lane = self.flow.lane
         self.num_prompt = len(self.live.request.prompt_token_ids)
         self.age = (self.live.order, self.choice)
+
+    @property
+    def num_planned(self) -> int:
+        """Positions whose KV is written once all launched steps (and the one being planned) ran."""
+        if self.decodes is None:
+            return self._num_planned
+        return self._num_planned + self.decodes.step - self.joined_step
+
+    @num_planned.setter
+    def num_planned(self, count: int) -> None:
+        assert self.decodes is None, "the position of a decode follows from the step"
+        self._num_planned = count
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that it is in."""
+        if self.decodes is None or self.decodes.step == self.joined_step:
+            return self._last_step
+        return self.decodes.step - 1
+
+    @last_step.setter
+    def last_step(self, step: int) -> None:
+        self._last_step = step
 
     @property
     def num_known(self) -> int:

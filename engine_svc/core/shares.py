@@ -164,14 +164,16 @@ class Ledger:
         _pass(group, service)
         _pass(self._root, service)
 
-    def charge_accounts(self, services: Mapping[Share, float]) -> None:
-        """Count what accounts' flows were charged on the levels above."""
+    def charge_accounts(self, services: Mapping[Share, float]) -> float:
+        """Count what accounts' flows were charged on the levels above; returns it all."""
         groups: dict[Share | None, float] = {}
         for account, service in services.items():
             account.counter += service / account.weight
+            virtual = account.virtual
             if account.num_active:
-                account.virtual += service / account.active_weight
-            if account.idle:
+                virtual += service / account.active_weight
+                account.virtual = virtual
+            if account.idle and account.idle[0][0] <= virtual:
                 account.forget_caught_up()
             group = account.parent
             groups[group] = groups.get(group, 0.0) + service
@@ -179,6 +181,7 @@ class Ledger:
             assert group is not None, "an account without a class"
             _pass(group, service)
             _pass(self._root, service)
+        return sum(groups.values())
 
     def release(self, flow: Share) -> None:
         """Nobody refers to the flow any more; it is forgotten once it is not ahead."""

@@ -29,8 +29,9 @@ def try_start(
     if len(books.free_seats) < sequence.num_seats_needed:
         return Cause.SEAT
     num_cached = _share_prefix(books, sequence)
-    tokens = min(max_tokens, sequence.num_left)
-    sure = sequence.num_left if claim is Claim.MODEST else tokens
+    left = sequence.num_left
+    tokens = min(max_tokens, left)
+    sure = left if claim is Claim.MODEST else tokens
     needed = num_pages_lacking(books, sequence, sure)
     kept = 0 if ignore_kept else books.memory.kept_pages
     if not make_room(books, needed, sequence, claim, now, kept):
@@ -53,9 +54,9 @@ def take_pages(books: Books, sequence: Sequence, num_tokens: int) -> None:
         sequence.page_ids[index] = copy.target
         sequence.page_copy = copy
         books.page_copies.append((sequence, copy))
-    end = pages_for(sequence.num_planned + num_tokens, page_size)
-    while len(sequence.page_ids) < end:
-        sequence.page_ids.append(books.memory.take())
+    lacking = pages_for(sequence.num_planned + num_tokens, page_size) - len(sequence.page_ids)
+    if lacking > 0:
+        sequence.page_ids += books.memory.take_many(lacking)
     sequence.page_tuple = None
 
 

@@ -85,14 +85,6 @@ class Turns:
         """For loops that begin and end none."""
         return self._turns.values()
 
-    def base_last(self) -> list[Turn]:
-        turns = list(self._turns.values())
-        base = self._turns.get(BASE_DIGEST)
-        if base is not None:
-            turns.remove(base)
-            turns.append(base)
-        return turns
-
     def __contains__(self, digest: object) -> bool:
         return digest in self._turns
 

@@ -90,15 +90,12 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     context_tokens = _within("context_tokens", options.context_tokens, base.context_tokens)
     page_size = _page_size(options.page_size, base, dtype_name)
     static = options.static_buffers or device.type == "cuda"
+    gpu_limits = _gpu_limits(options, context_tokens)
     if static:
-        check_supported(base, page_size)
+        check_supported(base, page_size, gpu_limits.max_rows)
     layout = adapter_layout(base, page_size, dtype_name)
     weights = load_weights(model_dir, base, dtype, device, options.load_format)
-    workspace = (
-        GpuWorkspace(base, layout, weights, _gpu_limits(options, context_tokens), dtype, device)
-        if static
-        else None
-    )
+    workspace = GpuWorkspace(base, layout, weights, gpu_limits, dtype, device) if static else None
     arena_bytes = options.arena_bytes or _arena_bytes(device, options.gpu_memory_utilization)
     arena = Arena(base, page_size, dtype_name, arena_bytes, device)
     rows = SiteTableRows(arena.bytes, layout, options.max_slots, options.max_lora_rank)

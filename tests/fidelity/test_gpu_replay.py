@@ -30,7 +30,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "few": {"r": 33, "target_modules": ["v_proj", "down_proj"], "layers_to_transform": [1]},
     "DoRA and biases": {"r": 4, "target_modules": "all-linear", "use_dora": True, "bias": "all"},
 }
-MAX_ROWS, MAX_NUM_SEQS = 96, 12
+MAX_ROWS, MAX_NUM_SEQS = 700, 12
 
 
 class FakeGraphs:
@@ -67,10 +67,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pat
 
 #: "cuda, plain": neither graphs nor dependent launches; what fails there is a kernel's
 PLAIN = "cuda, plain"
+#: base linears of few rows as dependent launches too
+FEW_ROWS = "cuda, few rows"
 
 
 @pytest.fixture(
-    params=["static", *(pytest.param(way, marks=pytest.mark.gpu) for way in ("cuda", PLAIN))]
+    params=[
+        "static",
+        *(pytest.param(way, marks=pytest.mark.gpu) for way in ("cuda", PLAIN, FEW_ROWS)),
+    ]
 )
 def run(
     request: pytest.FixtureRequest,
@@ -85,6 +90,8 @@ def run(
     }  # fmt: skip
     if request.param == PLAIN:
         options |= {"enforce_eager": True, "dependent_launches": False}
+    if request.param == FEW_ROWS:
+        options["few_rows_linear"] = True
     if request.param == "static":
         monkeypatch.setattr(stepper, "StepGraphs", FakeGraphs)
         for name in ("lora_shrink", "lora_delta"):
@@ -129,7 +136,7 @@ def test_every_bucket_is_captured_with_and_without_adapters(run: DirectRunner) -
         pytest.skip("it has no graphs")
     assert steps.num_graphs == 2 * (len(steps.decode_buckets) + len(steps.mixed_buckets))
     assert steps.decode_buckets == (1, 2, 4, 8, 12)
-    assert steps.mixed_buckets == (64,)
+    assert steps.mixed_buckets == (64, 128, 256, 384, 512, 640)
 
 
 def test_replays_follow_adapters_prompts_and_pages_as_they_change(
@@ -184,6 +191,34 @@ def test_a_step_with_more_prompts_than_a_captured_one_takes_is_launched(
     oracle, comparison = Oracle(folder), Comparison()
     for one in everyone:
         comparison.check(oracle, None, one, one.logits, WAY_TOLERANCE[run.loaded.device])
+    comparison.assert_few_close_calls()
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_many_rows_are_replayed_where_their_work_items_are_those_of_the_capture(
+    run: DirectRunner,
+    model: tuple[Path, dict[str, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    short: bool,
+) -> None:
+    folder, adapters = model
+    everyone = [
+        SeatedSequence(seat, slot, [(7 * seat + i) % 130 for i in range(190 + seat)], GREEDY)
+        for seat, slot in enumerate((0, NO_SLOT, 2))
+    ]
+    monkeypatch.setattr(site_deltas, "SHORT_A_LONG", 1000 if short else 0)
+    runner: Any = run.runner
+    graphs = runner._stepper._graphs
+    before = _replays(graphs)
+    run.run([(one, len(one.prompt)) for one in everyone])
+    if isinstance(graphs, FakeGraphs):
+        assert _replays(graphs) - before == int(short)
+    comparison = Comparison()
+    for one in everyone:
+        path = None if one.slot == NO_SLOT else list(adapters.values())[one.slot]
+        oracle = Oracle(folder, {} if path is None else {"it": path})
+        name = None if path is None else "it"
+        comparison.check(oracle, name, one, one.logits, WAY_TOLERANCE[run.loaded.device])
     comparison.assert_few_close_calls()
 
 

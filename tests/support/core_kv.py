@@ -13,17 +13,18 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.pressure import Claim
 from engine_svc.core.sequence import Age, Sequence, SequenceState
-from engine_svc.core.turns import Turn
 from engine_svc.types import EngineLimits, FlowKey, Request, StepPlan
 
 
 @dataclass
 class Asking:
-    """Who asks for pages, and how much that may disturb; a load asks for a lane."""
+    """Who asks for pages, and how much that may disturb; a load asks for a lane, and takes more for
+    the oldest only where its adapter is the first that lacks a slot."""
 
     sequence: Sequence | None
     lane: Lane
     claim: Claim
+    is_first: bool = True
 
 
 _asking: list[Asking] = []
@@ -42,10 +43,10 @@ def _listen() -> None:
         finally:
             _asking.pop()
 
-    def for_load(books: Books, lane: Lane, *rest: object) -> bool:
-        _asking.append(Asking(None, lane, Claim.TURN))
+    def for_load(books: Books, lane: Lane, count: int, ahead: set[str], *rest: object) -> bool:
+        _asking.append(Asking(None, lane, Claim.TURN, not ahead))
         try:
-            return make_room_for_load(books, lane, *rest)  # type: ignore[arg-type]
+            return make_room_for_load(books, lane, count, ahead, *rest)  # type: ignore[arg-type]
         finally:
             _asking.pop()
 
@@ -82,7 +83,9 @@ class VictimWatch:
         assert victim is not min(living, key=_age), "the oldest live sequence lost its pages"
         here = [s for s in living if s.lane.digest not in self.books.absent]
         oldest = min(here, key=_age)
-        own = asking.lane is oldest.lane if asking.sequence is None else asking.sequence is oldest
+        own = asking.sequence is oldest
+        if asking.sequence is None:
+            own = asking.is_first and asking.lane is oldest.lane
         self.num_taken += 1
         self.num_for_oldest += own
         self._check_order(victim, asking, living, own)
@@ -141,19 +144,24 @@ class ChargeWatch:
         self.num_found = 0
         self._seats: dict[int, tuple[Request, int]] = {}
         self._reached: dict[tuple[str, int], int] = {}
-        self._charge_flow = books.charge_flow
-        books.charge_flow = self._charged  # type: ignore[method-assign]
-        self._charge_decodes = books.charge_decodes
-        books.charge_decodes = self._decodes_charged  # type: ignore[method-assign]
+        self._turns = books.turns
+        self._charge_flow = books.charges.flow
+        books.charges.flow = self._charged  # type: ignore[method-assign]
+        self._charge_decodes = books.charges.decodes
+        books.charges.decodes = self._decodes_charged  # type: ignore[method-assign]
 
     def _charged(self, flow: Flow, service: float) -> None:
         self._balance[flow.key] += service
         self._charge_flow(flow, service)
 
-    def _decodes_charged(self, counts: list[tuple[Turn, Flow, int]]) -> None:
-        for _, flow, count in counts:
-            self._balance[flow.key] += count * self.limits.decode_price
-        self._charge_decodes(counts)
+    def _decodes_charged(self) -> None:
+        before = [(turn, turn.service) for turn in self._turns]
+        self._charge_decodes()
+        for turn, service in before:
+            charged, rows = turn.service - service, turn.lane.rows
+            assert charged == sum(rows.values()) * self.limits.decode_price
+            for flow, count in rows.items():
+                self._balance[flow.key] += count * self.limits.decode_price
 
     def planned(self, plan: StepPlan, by_seed: Callable[[int], Request]) -> None:
         """`by_seed`: the request whose sampling has this seed, each has its own."""

@@ -106,6 +106,21 @@ def test_a_tenant_with_many_adapters_gets_one_tenants_part(
     assert jain([one.service, sum(client.service for client in many)]) > 0.99
 
 
+@AHEAD
+def test_who_rides_in_the_turn_of_a_light_flow_does_not_keep_its_place(run_ahead: int) -> None:
+    """The turn of who is behind goes on, but not for others of its adapter once it has ended."""
+    world = busy_world(max_loras=1, run_ahead=run_ahead, turn_max_steps=10_000)
+    waiting = Client(world, adapter("x"), depth=6, tenant="big")
+    live(world, [waiting], 60)
+    light = world.submit(4, adapter("a"), max_tokens=2, tenant="light")
+    rider = Client(world, adapter("a"), depth=6, tenant="big")
+    live(world, [waiting, rider], 30)
+    assert light.ended is not None
+    before = waiting.service
+    live(world, [waiting, rider], 200)
+    assert jain([waiting.service - before, rider.service]) > 0.9
+
+
 def test_a_tenant_with_a_thousand_adapters_holds_up_nobody() -> None:
     world = busy_world(max_loras=2)
     for number in range(1000):

@@ -18,11 +18,12 @@ from engine_svc.model.gpu.buckets import (
 )
 from engine_svc.model.gpu.page_loads import _runs
 from engine_svc.model.gpu.page_table import _ROUND, PageTable
-from engine_svc.model.gpu.site_deltas import SHORT_STEP_ROWS, lora_tile_rows
+from engine_svc.model.gpu.site_deltas import SHORT_STEP_ROWS, captured_tile_rows, lora_tile_rows
 from engine_svc.model.gpu.step_inputs import InputSizes, StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits
 from engine_svc.types import NO_SLOT, Chunk
+from kernels.lora_tables import PREFILL_TILE_ROWS
 from loraplex.status import FieldInvalid
 
 CPU = torch.device("cpu")
@@ -76,7 +77,7 @@ def small_inputs() -> StepInputs:
 
 
 def filled(inputs: StepInputs, chunks: list[Chunk], padded: int) -> StepRows:
-    rows = fill_rows(chunks, inputs.acquire(), padded, LORA_ROWS, PREFILL_ROWS)
+    rows = fill_rows(chunks, inputs.acquire(), padded, PREFILL_ROWS, LORA_ROWS)
     inputs.send()
     return rows
 
@@ -144,11 +145,24 @@ def check_samples(inputs: StepInputs, chunks: list[Chunk], rows: StepRows) -> No
 def test_work_lists_hold_every_step_of_one_adapter_or_many(seqs: int, num_slots: int) -> None:
     limits = StepLimits(seqs + 128, seqs, num_slots, PREFILL_ROWS)
     for sizes, most in ((limits.decode_sizes(), seqs), (limits.mixed_sizes(), seqs + 128)):
-        for rows in {1, min(most, SHORT_STEP_ROWS), min(most, SHORT_STEP_ROWS + 1), most}:
+        for rows in {1, *(min(most, n) for n in (512, 513, 2048, 2049)), most}:
             segments = min(rows, num_slots)
-            counts = [rows - segments + 1] + [1] * (segments - 1)
-            tiles = sum(-(-count // lora_tile_rows(rows)) for count in counts)
-            assert tiles <= limits.lora_tiles(rows) <= sizes.lora_tiles
+            counts = np.array([rows - segments + 1] + [1] * (segments - 1))
+            launched, captured = (
+                int((-(-counts // size)).sum())
+                for size in (lora_tile_rows(rows, counts), captured_tile_rows(rows))
+            )
+            assert launched <= sizes.lora_tiles
+            assert captured <= limits.captured_lora_tiles(rows) <= sizes.lora_tiles
+
+
+@pytest.mark.parametrize(
+    ("counts", "rows"),
+    [([1] * 200 + [500], 16), ([2000], 128), ([600, 600], 128), ([1] * 600, 16), ([], 16)],
+)
+def test_work_items_are_short_where_most_segments_are(counts: list[int], rows: int) -> None:
+    assert lora_tile_rows(SHORT_STEP_ROWS, np.array(counts, dtype=np.int64)) == rows
+    assert lora_tile_rows(SHORT_STEP_ROWS + 1, np.array([1] * 2049)) == PREFILL_TILE_ROWS
 
 
 def test_an_older_steps_numbers_never_show_in_a_shorter_step() -> None:

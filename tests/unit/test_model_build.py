@@ -53,6 +53,10 @@ def test_a_loaded_model_tells_its_sizes(model_dir: Path) -> None:
         ({"context_tokens": -1}, "context_tokens is -1"),
         ({"page_size": 2}, "page_size is 2; must be at least 16"),
         ({"page_size": 24, "static_buffers": True}, "page_size is 24; must be a power of two"),
+        (
+            {"max_num_batched_tokens": 65536, "static_buffers": True},
+            "max_num_batched_tokens is 65536; must be at most 65535 on a GPU",
+        ),
         ({"arena_bytes": 4095}, "arena_bytes is 4095; must be at least one page"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -65,6 +67,15 @@ def test_each_adapter_of_a_step_counts_once_and_the_base_not_at_all() -> None:
     assert len(told) == 2
     assert meter.collect(1).step == 1
     assert runner.calls == ["forward 1", "sample 1", "sample 2", "sample 3", "collect 1"]
+
+
+def test_positions_before_a_sliding_window_are_not_read() -> None:
+    told: list[float] = []
+    meter = FloorMeter(FakeRunner(), replace(FLOOR, window=8, flops_per_s=1e6), told.append)
+    long = Chunk(1, NO_SLOT, 100, 5, (1,) * 5, (0,))
+    meter.sample(StepPlan(1, (decode(0, NO_SLOT, 9), decode(2, NO_SLOT, 3), long)), LateInputs())
+    # 7 + 1 of the first, 3 + 1 of the second, 7 + 5 of the third
+    assert told == [pytest.approx((400 + 2 * 24) / 1000)]
 
 
 def test_floor_becomes_a_metric() -> None:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 _SMALL = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 _USUAL = 512
 #: captures in all, of decodes and mixed steps, with and without LoRA
-MAX_CAPTURES = 30
-#: rows of steps with prompts that are worth a graph: larger ones hide their launches
-_MIXED = (64, 128, 256, 512)
+MAX_CAPTURES = 40
+#: rows of steps with prompts that are worth a graph: larger ones hide their launches. No coarser
+#: than those of padded_rows, since a product of that many rows takes as long as it has rows
+_MIXED = (64, 128, 256, 384, 512, 640, 768, 896, 1024)
 #: rows of larger steps are padded to a multiple of this share of a power of two
 _STEPS_AN_OCTAVE = 4
 

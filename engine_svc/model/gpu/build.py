@@ -38,6 +38,8 @@ from loraplex.status import BaseModelUnsupported, FieldInvalid
 MAX_RUN_AHEAD = 1
 _RING_DEPTH = MAX_RUN_AHEAD + 2
 MIN_PAGE_SIZE = 16
+#: rows of a step: the second size of a launch's grid
+MAX_STEP_ROWS = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,13 @@ class GpuLimits:
     context_tokens: int
 
 
-def check_supported(base: BaseModelSpec, page_size: int) -> None:
-    """Raises: FieldInvalid, BaseModelUnsupported: what the attention kernels do not take."""
+def check_supported(base: BaseModelSpec, page_size: int, max_rows: int) -> None:
+    """Raises: FieldInvalid, BaseModelUnsupported: what the kernels do not take."""
+    if max_rows > MAX_STEP_ROWS:
+        raise FieldInvalid(
+            "max_num_batched_tokens", max_rows, f"at most {MAX_STEP_ROWS} on a GPU",
+            reason="CONFIG_INVALID",
+        )  # fmt: skip
     if page_size < MIN_PAGE_SIZE or page_size & (page_size - 1):
         raise FieldInvalid(
             "page_size", page_size, f"a power of two from {MIN_PAGE_SIZE} on a GPU",

@@ -136,7 +136,7 @@ class GpuRunner:
     def capture(self, plan: StepPlan) -> None:
         """Make a graph of the trunk of steps like this one, which has run before."""
         with self._timeline.stream():
-            self._stepper.capture(self._stepper.stage(plan.chunks))
+            self._stepper.capture(self._stepper.stage(plan.chunks, to_capture=True))
             self._timeline.wait()
 
     def _prepare(self, plan: StepPlan) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_svc.layout import RANK_BLOCK, AdapterLayout, Site
@@ -25,14 +27,31 @@ from kernels.lora_tables import (
 from kernels.lora_tuning import num_splits, site_tuning
 
 Launch = Callable[..., Any]
-#: padded rows up to which a step's work items are short, as decodes need them; partial sums of
-#: longer ones would take too much memory
-SHORT_STEP_ROWS = 512
+#: padded rows up to which work items may be short; partial sums of more would take much memory
+SHORT_STEP_ROWS = 2048
+#: short work items that cost as much as a long one; not measured yet
+SHORT_A_LONG = 3
 
 
-def lora_tile_rows(padded: int) -> int:
-    """Rows of a work item in a step of so many rows."""
+def captured_tile_rows(padded: int) -> int:
+    """Rows of a work item in a captured step: short, as decodes need them, whatever it holds."""
     return TILE_ROWS if padded <= SHORT_STEP_ROWS else PREFILL_TILE_ROWS
+
+
+def lora_tile_rows(padded: int, segment_rows: npt.NDArray[np.int64]) -> int:
+    """Rows of a work item in a step that is launched, segments [n] of adapters in it."""
+    if padded > SHORT_STEP_ROWS:
+        return PREFILL_TILE_ROWS
+    short, long = (int((-(-segment_rows // size)).sum()) for size in (TILE_ROWS, PREFILL_TILE_ROWS))
+    return TILE_ROWS if short <= SHORT_A_LONG * long else PREFILL_TILE_ROWS
+
+
+def most_lora_tiles(rows: int, num_slots: int) -> int:
+    """Work items of any step of up to so many rows: short steps have the shorter ones."""
+    short = min(rows, SHORT_STEP_ROWS)
+    return max(
+        short // TILE_ROWS + min(short, num_slots), rows // PREFILL_TILE_ROWS + min(rows, num_slots)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +69,11 @@ class SiteDeltas:
         device = rows.table.arena.device
         self._table, self._layout = rows.table, layout
         self._rank = -(-rows.max_rank // RANK_BLOCK) * RANK_BLOCK
-        sizes = {min(max_rows, SHORT_STEP_ROWS), max_rows}
+        sizes = ((min(max_rows, SHORT_STEP_ROWS), TILE_ROWS), (max_rows, PREFILL_TILE_ROWS))
         longest = max(
-            num_rows * self._partials(site, num_rows) for num_rows in sizes for site in layout.sites
+            num_rows * self._partials(site, tile_rows)
+            for num_rows, tile_rows in sizes
+            for site in layout.sites
         )
         self._u = torch.empty(longest, device=device)
         self._branch = Branch(device)
@@ -77,9 +98,9 @@ class SiteDeltas:
         """One more argument of the kernels, which their references do not have."""
         return (tuning,) if self._table.arena.is_cuda else ()
 
-    def _partials(self, site: Site, num_rows: int) -> int:
+    def _partials(self, site: Site, tile_rows: int) -> int:
         """Numbers of u a row."""
-        parts = num_splits(site.in_features, lora_tile_rows(num_rows))
+        parts = num_splits(site.in_features, tile_rows)
         return parts * site.num_slices * self._rank
 
     def beside(
@@ -99,8 +120,10 @@ class SiteDeltas:
         first_entry = self._layout.entry(layer, shape.first_slice)
         cell = self._layout.site_cell(layer, site)
         rows, slices = x.shape[0], shape.num_slices
-        u = self._u[: rows * self._partials(shape, rows)].view(-1, rows, slices, self._rank)
-        tuning = site_tuning(shape.in_features, delta.shape[1], rows, step.plan.tile_rows)
+        tile_rows = step.plan.tile_rows
+        size = rows * self._partials(shape, tile_rows)
+        u = self._u[:size].view(-1, rows, slices, self._rank)
+        tuning = site_tuning(shape.in_features, delta.shape[1], rows, tile_rows)
 
         def shrink() -> None:
             arguments = (x, self._table, step.plan, first_entry, shape.num_slices, u)

@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from engine_svc.model.gpu.site_deltas import lora_tile_rows
 from engine_svc.model.gpu.step_inputs import Array
 from engine_svc.types import Chunk
 
@@ -28,6 +29,7 @@ class StepRows:
         sample_positions: tokens of the sequence before the sampled one.
         sample_segments: as segments, of the sampled rows.
         samples_all: every row is sampled once, in order.
+        lora_tile_rows: rows of a LoRA work item at most; 0 where no row has an adapter.
         num_lora_tiles, num_prefill_tiles: work items.
     """
 
@@ -39,6 +41,7 @@ class StepRows:
     sample_positions: list[int]
     sample_segments: tuple[tuple[int, int, int], ...]
     samples_all: bool
+    lora_tile_rows: int
     num_lora_tiles: int
     num_prefill_tiles: int
 
@@ -47,12 +50,13 @@ def fill_rows(
     chunks: Sequence[Chunk],
     staged: dict[str, Array],
     padded: int,
-    tile_rows: int,
     prefill_rows: int,
+    lora_rows: int | None,
 ) -> StepRows:
     """Write all fields of `staged` but the page updates for `padded` rows.
 
-    Args: tile_rows, rows of a LoRA work item; prefill_rows, of a prefill tile.
+    Args: prefill_rows, rows of a prefill tile; lora_rows, of a LoRA work item, None: chosen by the
+    step's segments.
     """
     seats, slots, starts, counts, tokens, _, sampling, *_ = zip(*chunks, strict=True)
     seat, slot = np.array(seats, dtype=np.int64), np.array(slots, dtype=np.int64)
@@ -72,7 +76,10 @@ def fill_rows(
     _fill(staged["decode_rows"], decodes, len(staged["decode_rows"]), -1)
     _fill_prefills(staged, seat, start, first, count, prefill_rows)
     segments = _runs(row_slot)
-    _fill_lora(staged, segments, tile_rows)
+    live = segments[segments[:, 2] >= 0]
+    if lora_rows is None:
+        lora_rows = lora_tile_rows(padded, live[:, 1])
+    _fill_lora(staged, live, lora_rows)
     sampled = [len(seats) for seats in sampling]
     samples_all = num_rows == len(chunks) and sampled == [1] * num_rows
     sample_rows = end - 1 if samples_all else np.repeat(end - 1, sampled)
@@ -87,6 +94,7 @@ def fill_rows(
         sample_positions=(positions[sample_rows] + 1).tolist(),
         sample_segments=_tuples(sample_segments),
         samples_all=samples_all,
+        lora_tile_rows=lora_rows if len(live) else 0,
         num_lora_tiles=int(staged["num_tiles"][0]),
         num_prefill_tiles=int(staged["num_prefill_tiles"][0]),
     )
@@ -122,8 +130,7 @@ def _fill_prefills(
     staged["num_prefill_tiles"][0] = n
 
 
-def _fill_lora(staged: dict[str, Array], segments: Ints, size: int) -> None:
-    live = segments[segments[:, 2] >= 0]
+def _fill_lora(staged: dict[str, Array], live: Ints, size: int) -> None:
     segment, begin, rows = _cut(live[:, 1], size)
     target, n = staged["tiles"], len(segment)
     target[:n, 0] = live[segment, 2]

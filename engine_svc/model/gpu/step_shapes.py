@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_svc.model.gpu.site_deltas import SHORT_STEP_ROWS, StepAdapters, lora_tile_rows
+from engine_svc.model.gpu.site_deltas import StepAdapters, captured_tile_rows, most_lora_tiles
 from engine_svc.model.gpu.step_inputs import InputSizes, StepInputs
 from engine_svc.model.gpu.step_rows import StepRows
 from engine_svc.model.gpu.trunk import TrunkStep
@@ -25,8 +25,9 @@ class StepLimits:
     num_slots: int
     prefill_rows: int
 
-    def lora_tiles(self, rows: int) -> int:
-        return rows // lora_tile_rows(rows) + min(rows, self.num_slots)
+    def captured_lora_tiles(self, rows: int) -> int:
+        """Of a captured step, of any adapters."""
+        return rows // captured_tile_rows(rows) + min(rows, self.num_slots)
 
     def prefill_tiles(self, rows: int) -> int:
         return rows // self.prefill_rows + min(rows // 2, self.max_num_seqs)
@@ -38,16 +39,12 @@ class StepLimits:
     def decode_sizes(self) -> InputSizes:
         """Of steps without prompts: usually at most one new page a row."""
         rows = self.max_num_seqs
-        return InputSizes(rows, rows, self._most_lora_tiles(rows), 0, 2 * rows)
+        return InputSizes(rows, rows, most_lora_tiles(rows, self.num_slots), 0, 2 * rows)
 
     def mixed_sizes(self) -> InputSizes:
         rows, seqs = self.max_rows, self.max_num_seqs
-        lora_tiles = self._most_lora_tiles(rows)
+        lora_tiles = most_lora_tiles(rows, self.num_slots)
         return InputSizes(rows, seqs, lora_tiles, self.prefill_tiles(rows), rows + seqs)
-
-    def _most_lora_tiles(self, rows: int) -> int:
-        """Of any step of up to so many rows: short steps have the shorter tiles."""
-        return max(map(self.lora_tiles, {rows, min(rows, SHORT_STEP_ROWS)}))
 
 
 def trunk_step(
@@ -64,9 +61,10 @@ def trunk_step(
     adapters = None
     if with_lora:
         segments = () if rows is None else tuple(s for s in rows.segments if s[2] >= 0)
-        num_tiles = limits.lora_tiles(padded) if rows is None else rows.num_lora_tiles
+        num_tiles = limits.captured_lora_tiles(padded) if rows is None else rows.num_lora_tiles
         tiles = device["tiles"][:num_tiles]
-        plan = SegmentPlan(segments, tiles, device["num_tiles"], lora_tile_rows(padded))
+        tile_rows = captured_tile_rows(padded) if rows is None else rows.lora_tile_rows
+        plan = SegmentPlan(segments, tiles, device["num_tiles"], tile_rows)
         adapters = StepAdapters(plan, device["row_slot"][:padded])
     return TrunkStep(
         token_ids=device["token_ids"][:padded],

@@ -10,13 +10,15 @@ import torch
 from engine_svc.model.gpu.buckets import bucket_of, decode_buckets, mixed_buckets, padded_rows
 from engine_svc.model.gpu.graphs import GraphKey, StepGraphs
 from engine_svc.model.gpu.page_table import PageTable
-from engine_svc.model.gpu.site_deltas import lora_tile_rows
+from engine_svc.model.gpu.site_deltas import captured_tile_rows
 from engine_svc.model.gpu.step_inputs import StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
 from engine_svc.model.gpu.trunk import Trunk, TrunkStep
 from engine_svc.types import Chunk
 
+#: padded rows up to which steps with prompts take short LoRA work items, whatever they hold
+FEW_ROWS = 512
 #: changes the embeddings of a step in place
 Amend = Callable[[TrunkStep, StepRows, torch.Tensor], None]
 
@@ -56,7 +58,7 @@ class Stepper:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def stage(self, chunks: Sequence[Chunk]) -> StagedStep:
+    def stage(self, chunks: Sequence[Chunk], *, to_capture: bool = False) -> StagedStep:
         """Send the inputs of a step; it must run before the next one is staged."""
         num_rows = sum([chunk.num_tokens for chunk in chunks])
         has_prompts = num_rows > len(chunks) or num_rows > self._limits.max_num_seqs
@@ -66,12 +68,14 @@ class Stepper:
             padded = bucket or padded_rows(num_rows, self._limits.max_rows)
         else:
             inputs = self._decodes
-            padded = bucket_of(self.decode_buckets, num_rows) or num_rows
+            bucket = bucket_of(self.decode_buckets, num_rows)
+            padded = bucket or num_rows
         assert num_rows <= padded, f"{num_rows} rows in a step, at most {self._limits.max_rows}"
         staged = inputs.acquire()
-        rows = fill_rows(
-            chunks, staged, padded, lora_tile_rows(padded), self._limits.prefill_rows
-        )  # fmt: skip
+        size = None
+        if to_capture or (bucket is not None and not (has_prompts and padded > FEW_ROWS)):
+            size = captured_tile_rows(padded)
+        rows = fill_rows(chunks, staged, padded, self._limits.prefill_rows, size)
         updates = self._page_table.updates(chunks)
         room = inputs.sizes.updates
         if len(updates) > room:
@@ -86,8 +90,7 @@ class Stepper:
     def run(self, staged: StagedStep, amend: Amend | None = None) -> torch.Tensor:
         """Hidden states [padded rows, C] after the final norm, valid until the next run."""
         rows = staged.rows
-        fits = rows.num_prefill_tiles <= self._limits.captured_prefill_tiles(staged.key.rows)
-        if amend is None and fits and staged.key in self._graphs:
+        if amend is None and self._fits(staged) and staged.key in self._graphs:
             self._graphs.replay(staged.key)
             return self._trunk.hidden(staged.key.rows)
         step = trunk_step(
@@ -97,8 +100,15 @@ class Stepper:
             return self._trunk.run(step)
         return self._trunk.run(step, lambda embedded: amend(step, rows, embedded))
 
+    def _fits(self, staged: StagedStep) -> bool:
+        """Whether a captured step of that key does what this one needs."""
+        key, rows = staged.key, staged.rows
+        prompts_fit = rows.num_prefill_tiles <= self._limits.captured_prefill_tiles(key.rows)
+        return prompts_fit and rows.lora_tile_rows in (0, captured_tile_rows(key.rows))
+
     def capture(self, staged: StagedStep) -> None:
-        """Record the launches of steps like this one, which has run before."""
+        """Record the launches of steps like this one, staged to be captured, which has run
+        before."""
         key = staged.key
         step = trunk_step(staged.inputs, self._limits, key.rows, None, key.with_lora)
         self._trunk.run(step)

@@ -23,7 +23,7 @@ from engine_svc.model.rotary import rope_tables
 from engine_svc.model.weights import ModelWeights
 from kernels.decode_attention import DecodeScratch, decode_attention
 from kernels.embed_rows import embed_rows
-from kernels.few_rows_linear import MAX_ROWS
+from kernels.few_rows_linear import FASTER_ROWS
 from kernels.lora_tables import LoraDelta
 from kernels.prefill_attention import prefill_attention
 from kernels.scatter_pages import scatter_pages
@@ -67,7 +67,7 @@ class Projection:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, out_features] ← x·Wᵀ + b."""
-        if self._few_rows is not None and x.shape[0] <= MAX_ROWS:
+        if self._few_rows is not None and x.shape[0] <= FASTER_ROWS:
             self._few_rows(x, self._weight, out)
         elif self._bias is None:
             torch.mm(x, self._transposed, out=out)
