@@ -8,7 +8,7 @@ from collections.abc import Sequence
 #: decodes of engines of up to _USUAL sequences; larger ones double throughout
 _SMALL = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 _USUAL = 512
-#: captures in all: of decodes with and without LoRA, and of steps with prompts, which have it always
+#: captures in all: decodes with and without LoRA, steps with prompts always with it
 MAX_CAPTURES = 30
 #: rows of steps with prompts that are worth a graph: larger ones hide their launches. No coarser
 #: than those of padded_rows, since a product of that many rows takes as long as it has rows
