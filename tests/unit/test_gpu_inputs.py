@@ -36,7 +36,7 @@ def test_buckets_hold_every_number_of_sequences_within_the_limit_of_captures(seq
     assert list(decodes) == sorted(set(decodes))
     assert decodes[-1] == seqs
     mixed = mixed_buckets(decodes, 8192)
-    assert 2 * (len(decodes) + len(mixed)) <= MAX_CAPTURES
+    assert 2 * len(decodes) + len(mixed) <= MAX_CAPTURES
     for rows in range(1, seqs + 1):
         bucket = bucket_of(decodes, rows)
         assert bucket is not None

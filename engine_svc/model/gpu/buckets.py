@@ -8,11 +8,11 @@ from collections.abc import Sequence
 #: decodes of engines of up to _USUAL sequences; larger ones double throughout
 _SMALL = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 _USUAL = 512
-#: captures in all, of decodes and mixed steps, with and without LoRA
-MAX_CAPTURES = 40
+#: captures in all: decodes with and without LoRA, steps with prompts always with it
+MAX_CAPTURES = 30
 #: rows of steps with prompts that are worth a graph: larger ones hide their launches. No coarser
 #: than those of padded_rows, since a product of that many rows takes as long as it has rows
-_MIXED = (64, 128, 256, 384, 512, 640, 768, 896, 1024)
+_MIXED = (128, 256, 384, 512, 640, 768, 896, 1024)
 #: rows of larger steps are padded to a multiple of this share of a power of two
 _STEPS_AN_OCTAVE = 4
 
@@ -26,7 +26,7 @@ def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
 
 def mixed_buckets(decodes: Sequence[int], max_rows: int) -> tuple[int, ...]:
     """Sizes of captured steps with prompts, within what MAX_CAPTURES leaves."""
-    room = MAX_CAPTURES // 2 - len(decodes)
+    room = MAX_CAPTURES - 2 * len(decodes)
     return tuple(size for size in _MIXED if size <= max_rows)[: max(room, 0)]
 
 

@@ -84,7 +84,9 @@ class Stepper:
         staged["updates"][: len(updates)] = updates
         staged["num_updates"][0] = len(updates)
         inputs.send()
-        key = GraphKey(padded, has_prompts, rows.num_lora_tiles > 0)
+        # a step with prompts hides LoRA's empty launches: one graph serves it with and without
+        with_lora = rows.num_lora_tiles > 0 or (has_prompts and bucket is not None)
+        key = GraphKey(padded, has_prompts, with_lora)
         return StagedStep(key, rows, inputs)
 
     def run(self, staged: StagedStep, amend: Amend | None = None) -> torch.Tensor:
@@ -94,7 +96,7 @@ class Stepper:
             self._graphs.replay(staged.key)
             return self._trunk.hidden(staged.key.rows)
         step = trunk_step(
-            staged.inputs, self._limits, staged.key.rows, rows, staged.key.with_lora
+            staged.inputs, self._limits, staged.key.rows, rows, rows.num_lora_tiles > 0
         )  # fmt: skip
         if amend is None:
             return self._trunk.run(step)

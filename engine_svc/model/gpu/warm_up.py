@@ -98,7 +98,7 @@ class WarmUp:
             for rows in sorted((n for n in eager if n > max(largest, 1)), reverse=True):
                 yield self._prompts(rows, slot), False
             for rows in reversed(stepper.mixed_buckets):
-                yield self._prompts(rows, slot), True
+                yield self._prompts(rows, slot), slot != NO_SLOT
             for rows in reversed(stepper.decode_buckets):
                 yield [self._chunk(seat, slot, 1, 1) for seat in range(rows)], True
 
