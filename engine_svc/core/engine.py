@@ -227,7 +227,7 @@ class EngineCore:
             turn = books.turns.get(lane.digest)
             is_open = turn is not None and turn.closing_since is None
             books.heads.check_integrity(lane, is_open)
-            books.check_lines(lane)
+            books.lines.check_integrity(lane)
             for sequence in lane.decoding:
                 self._check_alarm(sequence)
         assert sum(books.deferred) == sum(lane.num_deferred for lane in books.lanes.values())
