@@ -114,7 +114,7 @@ def admit(books: Books, request: Request, now: float) -> LiveRequest:
     flow.num_requests += 1
     books.put_off(sequence, SequenceState.WAITING)
     if flow.line < 0 and not (flow.num_running and lane.digest in books.turns):
-        books.line_up(flow, now)
+        books.lines.line_up(flow, books.next_step, now)
     books.outputs.admitted(request.request_id)
     return live
 
@@ -138,7 +138,7 @@ def _lane(books: Books, request: Request, now: float) -> Lane:
         most = max_total(books, request)
         lane = Lane(request.adapter, most, Cause.BUDGET, now, books.deferred, books.prompts)
         books.lanes[lane.digest] = lane
-        books.note_presence(lane, now)
+        books.lines.note_presence(lane, now)
     return lane
 
 

@@ -14,21 +14,18 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.heads import Heads
 from engine_svc.core.lane import Lane
 from engine_svc.core.limits import resolved_quantum
+from engine_svc.core.lines import Lines
 from engine_svc.core.memory import Memory
 from engine_svc.core.outputs import Outputs
 from engine_svc.core.paused import Paused
 from engine_svc.core.queue import Queue
 from engine_svc.core.rates import Rates
-from engine_svc.core.ring import Ring
 from engine_svc.core.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.core.shares import Ledger
 from engine_svc.core.slots import Slot
 from engine_svc.core.turns import Turn, Turns
 from engine_svc.core.waits import Cause, waits_between
 from engine_svc.types import EngineLimits, Failure, FlowKey, PageCopy, WeightsReady
-
-#: the two lines that a flow may stand in
-RING, LOADING = 0, 1
 
 
 class Books:
@@ -41,21 +38,17 @@ class Books:
         self.requests: OrderedDict[str, LiveRequest] = OrderedDict()
         self.lanes: dict[str, Lane] = {}
         self.ledger = Ledger(limits.batch_grant_every)
-        #: flows that demand a place, and those whose weights are neither on the host nor in a slot
-        self.ring = Ring(RING, limits.batch_grant_every)
-        self.loading = Ring(LOADING, limits.batch_grant_every)
         #: who starts next in the open turns
         self.heads = Heads(self.ledger)
         self.turns = Turns(limits, resolved_quantum(limits))
         self.charges = Charges(limits, self.ledger, self.turns)
-        #: adapters in the ring without a place
-        self.placeless: dict[str, Lane] = {}
-        #: lanes that wait for their weights
-        self.absent: dict[str, Lane] = {}
         self.queue = Queue()
         self.rates = Rates(limits)
         #: packed weights that lie on the host for us until they are in a slot
         self.on_host: dict[str, WeightsReady] = {}
+        self.lines = Lines(limits.batch_grant_every, self.memory, self.turns, self.on_host)
+        self.ring, self.loading = self.lines.ring, self.lines.loading
+        self.placeless, self.absent = self.lines.placeless, self.lines.absent
         #: adapters that nobody asked for any more since the last plan
         self.abandoned: list[str] = []
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
@@ -89,7 +82,6 @@ class Books:
         #: copies in the plan being made, in the order in which their pages were given
         self.page_copies: list[tuple[Sequence, PageCopy]] = []
         self._orders = 0
-        self._events = 0
 
     @property
     def scarce(self) -> bool:
@@ -121,7 +113,7 @@ class Books:
         self._give_seats_back(sequence)
         self.paused.discard(sequence)
         lane.put(sequence, SequenceState.ENDED)
-        self._settle(sequence.flow)
+        self.lines.settle(sequence.flow, self.next_step)
         sequence.live.discarded_tokens += sequence.num_pending
         if self.in_flight(sequence):
             self.leaving.append(sequence)
@@ -145,12 +137,21 @@ class Books:
             turn = self.turns.get(lane.digest)
             if turn is not None:
                 self.turns.end(turn)
-                self._note_place(lane)
+                self.lines.note_place(lane)
             if self.rescued == lane.digest:
                 self.rescued = None
             self.absent.pop(lane.digest, None)
             self.abandoned.append(lane.digest)
             del self.lanes[lane.digest]
+
+    def flow(self, lane: Lane, key: FlowKey, weight: float) -> Flow:
+        """The live flow, which begins now if it is new."""
+        flow = lane.flows.get(key)
+        if flow is None:
+            flow = lane.flows[key] = Flow(key, lane, self.ledger.flow(key, weight))
+            if not lane.is_absent:
+                flow.share.wake()
+        return flow
 
     # ---- sequences
 
@@ -175,7 +176,7 @@ class Books:
             live.paused_s += now - sequence.suspended_s
         self.paused.discard(sequence)
         lane.put(sequence, SequenceState.RUNNING)
-        self.leave_line(sequence.flow)
+        self.lines.leave(sequence.flow)
         self.num_running += 1
         sequence.seats = tuple([self.free_seats.pop() for _ in range(sequence.num_seats_needed)])
         for seat in sequence.seats:
@@ -217,7 +218,7 @@ class Books:
         self.put_off(sequence, SequenceState.SUSPENDED)
         if sequence.page_ids:
             self.paused.add(sequence)
-        self._settle(sequence.flow)
+        self.lines.settle(sequence.flow, self.next_step)
 
     def put_off(self, sequence: Sequence, state: SequenceState) -> None:
         """It waits from now on."""
@@ -243,101 +244,6 @@ class Books:
             self.free_seats.extend(sequence.seats)
             sequence.seats = ()
 
-    # ---- lines
-
-    def flow(self, lane: Lane, key: FlowKey, weight: float) -> Flow:
-        """The live flow, which begins now if it is new."""
-        flow = lane.flows.get(key)
-        if flow is None:
-            flow = lane.flows[key] = Flow(key, lane, self.ledger.flow(key, weight))
-            if not lane.is_absent:
-                flow.share.wake()
-        return flow
-
-    def line_up(self, flow: Flow, now: float) -> None:
-        """The flow's demand begins, or it goes to the tail after a turn."""
-        flow.queued_at, flow.queued_step = self._next_event(), self.next_step
-        self._place_in_line(flow, now)
-
-    def _settle(self, flow: Flow) -> None:
-        """A sequence of the flow ended or was stopped. A flow that waits and of which nothing runs
-        stands in a line, also while another flow's turn has its adapter in a place."""
-        if not flow.num_deferred:
-            self.leave_line(flow)
-        elif flow.line < 0 and not flow.num_running and flow.lane.digest in self.turns:
-            flow.queued_at, flow.queued_step = self._next_event(), self.next_step
-            self.ring.add(flow)
-            flow.lane.num_in_ring += 1
-
-    def note_presence(self, lane: Lane, now: float) -> None:
-        """The lane's weights came or went: its flows change the line, and keep their time."""
-        lane.is_absent = not (
-            lane.is_base or lane.digest in self.on_host or self.memory.slots.get(lane.digest)
-        )
-        if lane.is_absent:
-            self.absent[lane.digest] = lane
-            lane.wanted_s = now
-        else:
-            self.absent.pop(lane.digest, None)
-        for flow in lane.flows.values():
-            if flow.line >= 0:
-                self.leave_line(flow)
-                self._place_in_line(flow, now)
-            if lane.is_absent:
-                flow.share.rest()
-            else:
-                flow.share.wake()
-        self._note_place(lane)
-
-    def _place_in_line(self, flow: Flow, now: float) -> None:
-        lane = flow.lane
-        if lane.is_absent:
-            self.loading.add(flow)
-            lane.blame(Cause.LOAD, now)
-            return
-        self.ring.add(flow)
-        lane.num_in_ring += 1
-        if lane.digest not in self.turns:
-            lane.blame(Cause.PLACE, now)
-        self._note_place(lane)
-
-    def leave_line(self, flow: Flow) -> None:
-        """It has what it stood for, or nothing of it waits any more."""
-        if flow.line == RING:
-            self.ring.remove(flow)
-            flow.lane.num_in_ring -= 1
-            self._note_place(flow.lane)
-        elif flow.line == LOADING:
-            self.loading.remove(flow)
-
-    def granted(self, flow: Flow) -> None:
-        """The flow had a grant of the ring."""
-        self.ring.granted(flow, self._next_event())
-
-    def asked(self, flow: Flow) -> None:
-        """The flow's adapter was asked for."""
-        self.loading.granted(flow, self._next_event())
-
-    def _next_event(self) -> int:
-        self._events += 1
-        return self._events - 1
-
-    def _note_place(self, lane: Lane) -> None:
-        if lane.is_base:
-            return
-        digest, has_turn = lane.digest, lane.digest in self.turns
-        if lane.num_in_ring and not has_turn:
-            self.placeless[digest] = lane
-        else:
-            self.placeless.pop(digest, None)
-        self.memory.slots.note(digest, has_turn, lane.num_in_ring > 0)
-
-    def note_slot(self, digest: str) -> None:
-        """The adapter's slot is ready."""
-        lane = self.lanes.get(digest)
-        is_wanted = lane is not None and lane.num_in_ring > 0
-        self.memory.slots.note(digest, digest in self.turns, is_wanted)
-
     # ---- turns
 
     def begin_turn(self, flow: Flow, now: float) -> None:
@@ -346,7 +252,7 @@ class Books:
         lane.blame(Cause.BUDGET, now)
         self.turns.begin(flow, self.memory.slots.ready(lane.digest), self.next_step, now)
         self.heads.opened(lane)
-        self._note_place(lane)
+        self.lines.note_place(lane)
 
     def renew_turn(self, flow: Flow, now: float) -> None:
         """The adapter's closing turn ends, and one of this flow begins in its place."""
@@ -374,26 +280,10 @@ class Books:
                 self.pause(sequence, now)
         for flow in served:
             if flow.line < 0 and flow.num_deferred:
-                self.line_up(flow, now)
+                self.lines.line_up(flow, self.next_step, now)
         if lane.num_deferred and not lane.is_absent:
             lane.blame(Cause.PLACE, now)
-        self._note_place(lane)
-
-    def check_lines(self, lane: Lane) -> None:
-        """Raises: AssertionError when somebody waits for nothing, or stands for nobody."""
-        has_turn = lane.digest in self.turns
-        for flow in lane.flows.values():
-            served = bool(flow.num_running) and has_turn
-            assert flow.line >= 0 or served or not flow.num_deferred, f"{flow.key} is forgotten"
-            assert flow.line < 0 or flow.num_deferred, f"{flow.key} stands for nobody"
-            assert flow.line < 0 or flow.line == (LOADING if lane.is_absent else RING)
-        assert lane.num_in_ring == sum(f.line == RING for f in lane.flows.values())
-        lacks = lane.num_in_ring > 0 and not lane.is_base and not has_turn
-        assert lacks is (lane.digest in self.placeless)
-        slots = self.memory.slots
-        if slots.ready(lane.digest) is not None:
-            assert lacks is (lane.digest in slots.wanted), "a slot's demand is lost"
-            assert (lacks or has_turn) is (lane.digest not in slots.unwanted)
+        self.lines.note_place(lane)
 
     # ---- adapters
 
@@ -402,7 +292,7 @@ class Books:
         self.memory.evict_slot(slot)
         lane = self.lanes.get(slot.digest)
         if lane is not None:
-            self.note_presence(lane, now)
+            self.lines.note_presence(lane, now)
 
     def fail_lane(self, lane: Lane, failure: Failure, now: float) -> None:
         """Its adapter cannot be had: all its requests end."""

@@ -5,11 +5,14 @@
     admission.py  is there room in the queue, could it ever fit, would it wait too long
     shares.py     virtual counters of classes, tenants and flows
     ring.py       whose turn is next: tenants in turn, their flows in turn
+    lines.py      who stands in the ring, and who waits for weights
+    precedence.py where the ring gives way to the counters
     loads.py      weights: wanted, on the host, filling, in a slot
     places.py     who holds one of max_loras places: turns, closing, pausing
     budget.py     whose tokens go into the step: decodes, then prompts in chunks, by counter
     pressure.py   who gives pages when there are too few
     planner.py    all that in one order, as a draft; build.py makes it a StepPlan
+    decodes.py    what decodes in every step, as the columns of its chunks
     commit.py     sampled tokens reach their sequences; what ended gives back pages and seats
 
 With run_ahead 1 a step is planned while the one before it still runs: its tokens stay on the device
@@ -227,7 +230,7 @@ class EngineCore:
             turn = books.turns.get(lane.digest)
             is_open = turn is not None and turn.closing_since is None
             books.heads.check_integrity(lane, is_open)
-            books.check_lines(lane)
+            books.lines.check_integrity(lane)
             for sequence in lane.decoding:
                 self._check_alarm(sequence)
         assert sum(books.deferred) == sum(lane.num_deferred for lane in books.lanes.values())

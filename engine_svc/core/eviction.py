@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from itertools import islice
 
-from engine_svc.core.books import RING, Books
+from engine_svc.core.books import Books
+from engine_svc.core.lines import RING
 from engine_svc.core.sequence import Sequence, SequenceState
 from engine_svc.core.slots import Slot
 

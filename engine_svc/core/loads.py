@@ -94,7 +94,7 @@ class Loads:
             if not waiting:
                 return
             self._drop(waiting[-1])
-            books.note_presence(books.lanes[waiting[-1]], now)
+            books.lines.note_presence(books.lanes[waiting[-1]], now)
         self._source.want(lane.ref, 0)
         self._asked[lane.digest] = now
 
@@ -112,7 +112,7 @@ class Loads:
             assert lane.ref is not None
             self._source.want(lane.ref, len(self._asked))
             self._asked[lane.digest] = now
-            books.asked(flow)
+            books.lines.asked(flow)
             room -= 1
 
     def _rank(self) -> None:
@@ -150,7 +150,7 @@ class Loads:
             return
         self._bound_requests(lane, weights.num_pages, now)
         if lane.is_absent:
-            books.note_presence(lane, now)
+            books.lines.note_presence(lane, now)
 
     def _bound_requests(self, lane: Lane, num_pages: int, now: float) -> None:
         """Now that the adapter's size is known, refuse prompts that cannot fit beside it."""
@@ -200,7 +200,7 @@ class Loads:
         slot.load_s = now - slot.wanted_s
         rates = books.rates
         rates.longest_copy_s = max(rates.longest_copy_s, now - slot.copied_from_s)
-        books.note_slot(load.digest)
+        books.lines.note_slot(load.digest, books.lanes.get(load.digest))
 
     def _failed(self, digest: str, failure: Failure, now: float) -> None:
         lane = self._books.lanes.get(digest)

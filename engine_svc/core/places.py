@@ -7,11 +7,12 @@ seats that somebody behind it waits for.
 
 from __future__ import annotations
 
-from engine_svc.core.books import RING, Books
+from engine_svc.core.books import Books
 from engine_svc.core.budget import has_budget
 from engine_svc.core.draft import Draft
 from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
+from engine_svc.core.lines import RING
 from engine_svc.core.precedence import may_overstay, must_yield_seats
 from engine_svc.core.pressure import Claim
 from engine_svc.core.start import try_start
@@ -119,7 +120,7 @@ def _may_begin(books: Books, flow: Flow, is_head: bool, now: float) -> bool:
 def begin_turn(books: Books, flow: Flow, now: float) -> None:
     """The flow's first sequence was started. An adapter that holds a place already, for another
     flow, keeps it; if that turn was closing, the flow's own begins in its place."""
-    books.granted(flow)
+    books.lines.granted(flow)
     turn = books.turns.get(flow.lane.digest)
     if turn is None:
         books.begin_turn(flow, now)

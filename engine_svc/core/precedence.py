@@ -19,8 +19,8 @@ def may_overstay(books: Books, turn: Turn) -> bool:
         return False
     if not (turn.flow.num_running or turn.flow.num_deferred):
         return False
-    following = next(iter(books.ring.first(1)), None)
-    return following is not None and is_behind(turn.flow, following)
+    nexts = (*books.ring.first(1), books.ring.next_sibling(turn.flow))
+    return any(other is not None and is_behind(turn.flow, other) for other in nexts)
 
 
 def must_yield_seats(books: Books, flow: Flow) -> bool:

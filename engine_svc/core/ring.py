@@ -74,6 +74,12 @@ class Ring:
             self._first, self._first_count = list(islice(self, count)), count
         return self._first[:count]
 
+    def next_sibling(self, flow: Flow) -> Flow | None:
+        """The first other flow of its account that stands here."""
+        standing = self._by_tenant[flow.key.service_class].get(flow.key.tenant)
+        siblings = () if standing is None else standing.flows[:2]
+        return next((other for other in siblings if other is not flow), None)
+
     def num_before(self, flow: Flow) -> int:
         """The most grants that come before the flow's, whatever arrives: each tenant ahead of its
         own has one for each flow up to its own, and the classes take their turns."""

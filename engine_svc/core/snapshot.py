@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_svc.core.books import RING, Books
+from engine_svc.core.books import Books
 from engine_svc.core.flow import Flow
 from engine_svc.core.limits import turn_steps
+from engine_svc.core.lines import RING
 from engine_svc.core.loads import Loads
 from engine_svc.core.sequence import LiveRequest
 from engine_svc.core.shares import Share

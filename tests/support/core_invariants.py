@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine_svc.core.books import RING, Books
+from engine_svc.core.books import Books
 from engine_svc.core.flow import Flow
 from engine_svc.core.limits import turn_steps
+from engine_svc.core.lines import RING
 from engine_svc.core.ring import Ring
 from engine_svc.core.waits import Cause
 from engine_svc.types import FlowKey, ServiceClass

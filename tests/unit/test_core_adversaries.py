@@ -217,6 +217,34 @@ def test_weights_of_adapters_divide_only_their_tenants_part(run_ahead: int) -> N
 
 
 @AHEAD
+@pytest.mark.parametrize(
+    ("max_loras", "seats", "sizes"),
+    [(1, 4, [(12, 1), (60, 1), (60, 1)]), (3, 1, [(2, 30), (12, 30)]), (4, 1, [(60, 8), (60, 1)])],
+)
+def test_unlike_requests_of_one_tenants_adapters_get_equal_service(
+    run_ahead: int, max_loras: int, seats: int, sizes: list[tuple[int, int]]
+) -> None:
+    """Where a turn cannot be shorter than a step, whose service is more than a light quantum."""
+    tokens = seats + 4
+    world = busy_world(
+        max_loras=max_loras, max_num_seqs=seats, max_num_batched_tokens=tokens, quantum=tokens,
+        run_ahead=run_ahead, closing_steps=3, turn_max_steps=10_000, context_tokens=100,
+    )  # fmt: skip
+    world.core.set_shares({"one": 0.5}, {})
+    unlike = [
+        Client(world, adapter(str(i)), depth=2 * seats + 1, prompt=prompt, max_tokens=output,
+               tenant="one")
+        for i, (prompt, output) in enumerate(sizes)
+    ]  # fmt: skip
+    other = Client(world, adapter("other"), depth=2 * seats + 1, tenant="other")
+    live(world, [*unlike, other], 800)
+    services = [client.service for client in unlike]
+    # at most a request apart
+    assert max(services) - min(services) <= 120.0
+    assert other.service == pytest.approx(2 * sum(services), rel=0.2)
+
+
+@AHEAD
 def test_a_flow_that_cancels_all_it_sends_delays_nobody(run_ahead: int) -> None:
     world = busy_world(max_loras=1, run_ahead=run_ahead)
     steady = Client(world, adapter("a"), depth=6)
