@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.ops_layers import Choice
-from kernels.lora_tuning import LATER, SAME, SOONER, DeltaTuning, ShrinkTuning
+from kernels.lora_site_tuning import LATER, SAME, SOONER
+from kernels.lora_tuning import DeltaTuning, ShrinkTuning
 
 #: forms: one read of 16 rows of 1024 inputs, or four of 256, products in steps of 128 or 256
 WIDE = ShrinkTuning(1024, 1024, 528, 4, 8, few_rows=4)

@@ -9,13 +9,12 @@ from typing import Protocol
 
 import torch
 
-from kernels.lora_tuning import LATER, SAME, SOONER
+from engine_svc.model.gpu.cuda import MAIN_PRIORITY
+from kernels.lora_site_tuning import LATER, SAME, SOONER
 
 Work = Callable[[], None]
 #: more than an H200's second-level cache holds
 FLUSH_BYTES = 160 << 20
-#: of the main stream, so that there are lower and higher ones
-MAIN_PRIORITY = -1
 
 
 class Clock(Protocol):

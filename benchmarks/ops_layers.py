@@ -8,21 +8,15 @@ import torch
 
 from benchmarks.ops_clock import Clock
 from benchmarks.ops_consumer import consume
-from benchmarks.ops_gemm import gemm_processors
 from benchmarks.ops_shapes import WEIGHT_STD, Adapters, SiteShape
+from kernels.gemm_processors import gemm_processors
 from kernels.lora_delta import lora_delta
 from kernels.lora_delta_triton import lora_delta_triton
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_shrink_triton import lora_shrink_triton
+from kernels.lora_site_tuning import SiteTuning, site_tuning
 from kernels.lora_tables import RANK_BLOCK, LoraDelta
-from kernels.lora_tuning import (
-    DeltaTuning,
-    ShrinkTuning,
-    SiteTuning,
-    num_splits,
-    shrink_tuning,
-    site_tuning,
-)
+from kernels.lora_tuning import DeltaTuning, ShrinkTuning, num_splits, shrink_tuning
 
 #: a bf16 result against fp32: roundings of u, of the delta, of weights that are exact
 ERROR_LIMIT = 1e-2
@@ -32,16 +26,13 @@ ERROR_LIMIT = 1e-2
 class Choice:
     """How one site is computed. None: as it is in force.
 
-    Args:
-        order, priority: as in SiteTuning.
-        processors: at most so many for the GEMM; 0: all.
-    """
+    Args: order, priority, processors, as in SiteTuning."""
 
     shrink: ShrinkTuning | None = None
     delta: DeltaTuning | None = None
     order: str | None = None
     priority: int | None = None
-    processors: int = 0
+    processors: int | None = None
 
     def over(self, standing: SiteTuning) -> SiteTuning:
         return SiteTuning(
@@ -49,6 +40,7 @@ class Choice:
             self.delta or standing.delta,
             standing.order if self.order is None else self.order,
             standing.priority if self.priority is None else self.priority,
+            standing.processors if self.processors is None else self.processors,
         )
 
 
@@ -89,7 +81,7 @@ class Layers:
                 if self.only_site in (None, site):
                     own, tuning = self.buffers[site], self.tuning(site)
                     self.ahead(layer, site, tuning)
-                    with gemm_processors(self.choices[site].processors):
+                    with gemm_processors(tuning.processors, self.clock.device):
                         torch.mm(own.x, weight.T, out=own.y)
                     if tuning.order == "GEMM":
                         with self.clock.beside(tuning.priority):

@@ -68,6 +68,12 @@ def test_every_place_of_the_programs_gives_the_same(few_rows: int, packed: bool)
     check_all(case, replace(shrink, leads=False, **grid), replace(delta, **grid))
 
 
+def test_inputs_that_are_read_at_once_give_the_same_as_those_read_in_parts() -> None:
+    case = lora_case([(0, 1, 0), (1, 21, 3)], MIXED_RANKS, 64, SPANS, torch.float16)
+    shrink = replace(shrink_tuning(64, TILE_ROWS), block_k=1024, num_warps=8, dot_k=0)
+    check_all(case, shrink, delta_tuning(80, TILE_ROWS))
+
+
 def test_single_token_of_one_adapter_equals_the_reference() -> None:
     check_all(lora_case([(0, 1, 0)], MIXED_RANKS, 64, SPANS, torch.float16))
 

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
-from engine_svc.model.gpu.cuda import new_event, new_stream
-from kernels.lora_tuning import LATER, SAME, SOONER, SiteTuning
-
-#: of the main stream
-_MAIN_PRIORITY = 0
+from engine_svc.model.gpu.cuda import MAIN_PRIORITY, new_event, new_stream
+from kernels.gemm_processors import gemm_processors
+from kernels.lora_site_tuning import LATER, SAME, SOONER, SiteTuning
 
 
 class Branch:
@@ -21,10 +19,11 @@ class Branch:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._streams: dict[int, torch.cuda.Stream] = {}
         if device.type == "cuda":
             self._streams = {
-                priority: new_stream(device, _MAIN_PRIORITY + priority)
+                priority: new_stream(device, MAIN_PRIORITY + priority)
                 for priority in (SOONER, SAME, LATER)
             }
             self._forked, self._done = new_event(), new_event()
@@ -38,7 +37,7 @@ class Branch:
     ) -> None:
         """Launch a site's three parts in the tuned order; the main stream goes on after all."""
         if tuning.order == "after":
-            gemm()
+            self._gemm(tuning, gemm)
             shrink()
             expand()
             return
@@ -46,14 +45,18 @@ class Branch:
             shrink()
         self.mark()
         if tuning.order == "GEMM":
-            gemm()
+            self._gemm(tuning, gemm)
         with self.beside(tuning.priority):
             if tuning.order != "shrink":
                 shrink()
             expand()
         if tuning.order != "GEMM":
-            gemm()
+            self._gemm(tuning, gemm)
         self.join()
+
+    def _gemm(self, tuning: SiteTuning, gemm: Callable[[], None]) -> None:
+        with gemm_processors(tuning.processors, self._device):
+            gemm()
 
     def mark(self) -> None:
         """What `beside` comes after: all that the main stream has so far."""

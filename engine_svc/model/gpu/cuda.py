@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 
+#: of the stream that steps run on: what runs beside them may go before it or after it, as
+#: priorities below the usual one do not exist
+MAIN_PRIORITY = -1
+
 _event: Any = torch.cuda.Event
 _stream: Any = torch.cuda.Stream
 

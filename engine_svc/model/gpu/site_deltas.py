@@ -16,6 +16,7 @@ from engine_svc.model.gpu.branch import Branch
 from engine_svc.model.site_table import SiteTableRows
 from kernels.lora_delta import lora_delta
 from kernels.lora_shrink import lora_shrink
+from kernels.lora_site_tuning import site_tuning
 from kernels.lora_tables import (
     PREFILL_TILE_ROWS,
     TILE_ROWS,
@@ -24,7 +25,7 @@ from kernels.lora_tables import (
     SiteColumns,
     site_columns,
 )
-from kernels.lora_tuning import num_splits, site_tuning
+from kernels.lora_tuning import num_splits
 
 Launch = Callable[..., Any]
 #: padded rows up to which work items may be short; partial sums of more would take much memory

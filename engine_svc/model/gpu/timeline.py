@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_svc.model.gpu.cuda import new_event, new_stream
+from engine_svc.model.gpu.cuda import MAIN_PRIORITY, new_event, new_stream
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Timeline:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._next = 0
         if device.type == "cuda":
-            self._stream = new_stream(device)
+            self._stream = new_stream(device, MAIN_PRIORITY)
             self._events = [
                 (new_event(timing=True), new_event(timing=True)) for _ in range(max_in_flight + 1)
             ]
