@@ -50,10 +50,10 @@ _PACKED = _Place("branch", SAME, packed=True)
 # force. Whole layers in µs, before → these: 1 row 13.2 → 8.5; 8 rows of 8 adapters 30.7 → 15.9; 64
 # rows of 1, 8, 32, 64 adapters 37.9 → 15.9, 45.7 → 22.7, 70.6 → 55.3, 84.1 → 77.7; 256 rows, Zipf,
 # 101.8 → 75.4, of 256 adapters 245 → 256: these lose less of their goal than the others gain.
-# One exception: at o with 64 rows `_PACKED` costs 5.2, 5.9, 7.4, 9.5 with 1, 8, 32, 64 adapters, and
-# 132 programs beside a GEMM for 112 processors 3.8, 4.6, 10.9, 15.1. The sums are within 2 % of each
-# other; a step of few adapters loses 0.6 % of its goal by the first, one of 64 gains 2 %. The layers
-# above were measured with the second.
+# One exception, o with 64 rows: `_PACKED` costs 5.2, 5.9, 7.4, 9.5 with 1, 8, 32, 64 adapters, and
+# 132 programs beside a GEMM for 112 processors 3.8, 4.6, 10.9, 15.1. The sums are within 2 % of one
+# another; a step of few adapters loses 0.6 % of its goal by the first, one of 64 gains 2 %. The
+# layers above were measured with the second.
 # Each: most padded rows, then qkv, o, gate_up, down. Measured at 1, 8, 64 and 256 rows.
 _PLACES: tuple[tuple[int, tuple[_Place, _Place, _Place, _Place]], ...] = (
     (
