@@ -35,7 +35,7 @@ from benchmarks.trace import (
 
 #: a disk cache that holds no adapter: as for the peer, what the host lacks comes from a file in the
 #: page cache
-FULL = Serving("8b", "cuda", 1000, 16, 8, 32, 256, 8192, 2048, 0, "12GiB", "64MiB", 2)
+FULL = Serving("8b", "cuda", 1000, 16, 8, 32, 256, 1024, 2048, 0, "12GiB", "64MiB", 2)
 TINY = Serving("tiny", "cpu", 8, 4, 2, 4, 16, 256, 512, 64 << 20, "64MiB", "64MiB", 1)
 
 
