@@ -128,14 +128,15 @@ def begin_turn(books: Books, flow: Flow, now: float) -> None:
         books.renew_turn(flow, now)
 
 
-def end_unused_turns(books: Books, draft: Draft, now: float) -> None:
+def end_unused_turns(books: Books, draft: Draft, num_in_flight: int, now: float) -> None:
     """A turn of which the step runs nothing is over, unless its adapter's next sequence starts once
     others have taken the seats or tokens of this step, or once the step in flight has ended."""
     used = {sequence.lane for sequence in draft.prompts}
     unused = [turn for turn in books.turns.values() if not turn.lane.rows and turn.lane not in used]
     for turn in unused:
         if turn.closing_since is None and turn.lane.num_deferred:
-            if draft.lacking in (Cause.SEAT, Cause.BUDGET) and not draft.is_empty:
+            others_go_on = num_in_flight > 0 or not draft.is_empty
+            if draft.lacking in (Cause.SEAT, Cause.BUDGET) and others_go_on:
                 continue
             if any(books.in_flight(sequence) for sequence in turn.lane.running.values()):
                 continue

@@ -31,7 +31,7 @@ def plan_step(books: Books, loads: Loads, now: float, num_in_flight: int) -> Lau
     if draft.is_empty and not num_in_flight and books.requests:
         _unlock(books, loads, now)
         draft = _draft(books, now)
-    end_unused_turns(books, draft, now)
+    end_unused_turns(books, draft, num_in_flight, now)
     if draft.is_empty:
         books.rates.nothing_planned()
         return None

@@ -245,6 +245,21 @@ def test_unlike_requests_of_one_tenants_adapters_get_equal_service(
 
 
 @AHEAD
+def test_a_turn_is_not_lost_while_the_last_tokens_of_others_hold_all_seats(run_ahead: int) -> None:
+    """With run-ahead a step has nothing to plan while requests of one token are in flight."""
+    world = busy_world(
+        max_loras=2, max_num_seqs=2, max_num_batched_tokens=36, quantum=108, closing_steps=12,
+        turn_max_steps=10_000, run_ahead=run_ahead, num_slots=16,
+    )  # fmt: skip
+    world.core.set_shares({"one": 0.5, "other": 0.5}, {})
+    long = Client(world, adapter("long"), depth=5, prompt=2, max_tokens=30, tenant="one")
+    short = Client(world, adapter("short"), depth=5, prompt=12, max_tokens=1, tenant="one")
+    other = Client(world, adapter("other"), depth=5, prompt=2, max_tokens=1, tenant="other")
+    live(world, [long, other, short], 1200)
+    assert abs(long.service - short.service) <= 124.0
+
+
+@AHEAD
 def test_a_flow_that_cancels_all_it_sends_delays_nobody(run_ahead: int) -> None:
     world = busy_world(max_loras=1, run_ahead=run_ahead)
     steady = Client(world, adapter("a"), depth=6)
