@@ -6,6 +6,7 @@ import logging
 import mmap
 import queue
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
@@ -83,12 +84,17 @@ class ArenaSlotWriter:
         self._jobs: queue.SimpleQueue[SlotLoad | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._prepared: Future[None] = Future()
 
     def start(self, load: SlotLoad) -> None:
+        self._begin()
+        self._jobs.put(load)
+
+    def _begin(self) -> None:
         if self._thread is None:
+            self._prepared = Future()
             self._thread = threading.Thread(target=self._work, name="slot-writer", daemon=True)
             self._thread.start()
-        self._jobs.put(load)
 
     def poll(self) -> tuple[Ended, ...]:
         ended: list[Ended] = []
@@ -98,11 +104,24 @@ class ArenaSlotWriter:
 
     def warm_up(self) -> None:
         """Page-lock the region before serving, if it is there already; else the first load does.
-        Take the memory that completing an adapter needs."""
+        Take the memory that completing an adapter needs; writes the arena's first pages."""
         if self._loads is not None:
-            self._loads.reserve(self._completion.workspace_bytes)
             with suppress(OSError, ValueError):
                 self._region.open()
+            self._begin()
+            self._prepared.result()
+
+    def _prepare(self, loads: PageLoads) -> None:
+        """On the thread that completes adapters: libraries keep memory for each thread and stream.
+
+        Raises: torch.OutOfMemoryError.
+        """
+        loads.reserve(self._completion.workspace_bytes, self._completion.small_bytes)
+        try:
+            with loads.stream():
+                self._completion.rehearse()
+        finally:
+            loads.finish()
 
     def take_row(self, slot: int, digest: str) -> SlotRow:
         """The row of a load that ended well; a binding without one is our bug."""
@@ -121,6 +140,13 @@ class ArenaSlotWriter:
             self._loads.unlock()
 
     def _work(self) -> None:
+        try:
+            if self._loads is not None:
+                self._prepare(self._loads)
+        except Exception as error:
+            self._prepared.set_exception(error)
+        else:
+            self._prepared.set_result(None)
         while (load := self._jobs.get()) is not None:
             failure: Failure | None = None
             try:
