@@ -31,7 +31,7 @@ from loraplex.status import AdapterRefused
 
 #: of W₀ + s·B·A that exist at one time
 CHUNK_BYTES = 8 << 20
-#: of vectors and blocks of B that exist at one time
+#: of tensors of up to 1 MiB that exist at one time: vectors, blocks of B, A and B of small ranks
 SMALL_BYTES = 8 << 20
 #: the largest rank that an adapter may have
 MAX_RANK = 256
@@ -73,12 +73,7 @@ class Completion:
         sites = self._layout.sites
         longest = max(site.in_features for site in sites)
         widest = max(site.out_features for site in sites)
-        return 4 * CHUNK_BYTES + 8 * MAX_RANK * (longest + widest)
-
-    @property
-    def small_bytes(self) -> int:
-        """The same in tensors of up to 1 MiB each: vectors of a slice, one block of B."""
-        return SMALL_BYTES
+        return 4 * CHUNK_BYTES + 4 * MAX_RANK * (longest + widest)
 
     def rehearse(self) -> None:
         """Complete an adapter that does not exist, at every site of the first layer, in the arena's
@@ -172,7 +167,7 @@ class Completion:
         rank, scale = int(row.rank[entry]), float(row.scale[entry])
         num_cols, in_features = weight.shape
         a = self._a(row, entry, rank, in_features)
-        b = torch.cat([x.float() for x in self._blocks(row.b_off[entry], rank, num_cols)])
+        b = self._matrix(row.b_off[entry], rank, num_cols)
         norms = torch.empty_like(magnitude)
         step = max(1, CHUNK_BYTES // (4 * in_features))
         for first in range(0, num_cols, step):
@@ -195,7 +190,15 @@ class Completion:
             runs = row.tables["embedding_a"]
             table = table_rows(self._arena.numbers, self._layout, runs, in_features, rank)
             return torch.cat([rows.float() for rows in table]).T
-        return torch.cat([x.float() for x in self._blocks(row.a_off[entry], rank, in_features)])
+        return self._matrix(row.a_off[entry], rank, in_features)
+
+    def _matrix(self, offsets: Offsets, rank: int, cols: int) -> torch.Tensor:
+        """[rank, cols] fp32, a copy of an entry's blocks."""
+        numbers = self._arena.numbers
+        matrix = torch.empty(rank, cols, dtype=torch.float32, device=numbers.device)
+        for index, block in enumerate(self._blocks(offsets, rank, cols)):
+            matrix[index * RANK_BLOCK :][: len(block)] = block
+        return matrix
 
     def _blocks(self, offsets: Offsets, rank: int, cols: int) -> Iterator[torch.Tensor]:
         """Views of an entry's blocks, [rows, cols] in the compute dtype."""

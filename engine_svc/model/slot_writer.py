@@ -15,7 +15,7 @@ import numpy as np
 from engine_svc.failures import failure_of
 from engine_svc.layout import RANK_BLOCK, AdapterLayout
 from engine_svc.model.arena import Arena
-from engine_svc.model.completion import Completion
+from engine_svc.model.completion import SMALL_BYTES, Completion
 from engine_svc.model.gpu.page_loads import PageLoads
 from engine_svc.model.site_table import SlotRow, slot_row
 from engine_svc.packed import PackedFileInvalid, decode_header
@@ -81,10 +81,9 @@ class ArenaSlotWriter:
         self._max_rank = max_rank
         self._lock = threading.Lock()
         self._rows: dict[int, SlotRow] = {}
-        self._jobs: queue.SimpleQueue[SlotLoad | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[SlotLoad | Future[None] | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._prepared: Future[None] = Future()
 
     def start(self, load: SlotLoad) -> None:
         self._begin()
@@ -92,7 +91,6 @@ class ArenaSlotWriter:
 
     def _begin(self) -> None:
         if self._thread is None:
-            self._prepared = Future()
             self._thread = threading.Thread(target=self._work, name="slot-writer", daemon=True)
             self._thread.start()
 
@@ -108,20 +106,24 @@ class ArenaSlotWriter:
         if self._loads is not None:
             with suppress(OSError, ValueError):
                 self._region.open()
+            ready: Future[None] = Future()
             self._begin()
-            self._prepared.result()
+            self._jobs.put(ready)
+            ready.result()
 
-    def _prepare(self, loads: PageLoads) -> None:
-        """On the thread that completes adapters: libraries keep memory for each thread and stream.
-
-        Raises: torch.OutOfMemoryError.
-        """
-        loads.reserve(self._completion.workspace_bytes, self._completion.small_bytes)
+    def _prepare(self, ready: Future[None]) -> None:
+        """On the thread that completes adapters: libraries keep memory for each thread and
+        stream."""
+        assert self._loads is not None
         try:
-            with loads.stream():
+            self._loads.reserve(self._completion.workspace_bytes, SMALL_BYTES)
+            with self._loads.stream():
                 self._completion.rehearse()
-        finally:
-            loads.finish()
+            self._loads.finish()
+        except Exception as error:
+            ready.set_exception(error)
+        else:
+            ready.set_result(None)
 
     def take_row(self, slot: int, digest: str) -> SlotRow:
         """The row of a load that ended well; a binding without one is our bug."""
@@ -140,14 +142,10 @@ class ArenaSlotWriter:
             self._loads.unlock()
 
     def _work(self) -> None:
-        try:
-            if self._loads is not None:
-                self._prepare(self._loads)
-        except Exception as error:
-            self._prepared.set_exception(error)
-        else:
-            self._prepared.set_result(None)
         while (load := self._jobs.get()) is not None:
+            if isinstance(load, Future):
+                self._prepare(load)
+                continue
             failure: Failure | None = None
             try:
                 row = self._copy(load)
