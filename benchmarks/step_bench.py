@@ -81,7 +81,6 @@ def open_bench(
             context_tokens=options.context_tokens,
             load_format="dummy",
             static_buffers=options.static_buffers,
-            few_rows_linear=getattr(options, "few_rows", False),
         ),
     )
     load_s = time.perf_counter() - began

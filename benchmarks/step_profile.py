@@ -200,7 +200,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--static-buffers", action="store_true")
     parser.add_argument("--arena-gib", type=float, default=48.0)
     parser.add_argument("--context-tokens", type=int, default=2048)
-    parser.add_argument("--few-rows", action="store_true", help="few_rows_linear in the trunk")
     options = parser.parse_args(argv)
     options.prefill = False
     return options

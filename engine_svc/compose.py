@@ -33,7 +33,7 @@ from engine_svc.names import NameMap
 from engine_svc.picture import picture
 from engine_svc.processes.core_loop import CoreLoop
 from engine_svc.processes.links import FrontendLink, LocalPeer
-from engine_svc.settings import AUTO, MIN_CHUNK, EngineSettings
+from engine_svc.settings import AUTO, MIN_CHUNK, EngineSettings, step_tokens
 from engine_svc.shares import quota_of
 from engine_svc.types import CoreSnapshot, EngineLimits
 from loraplex.adapter_format import MAX_SAVED_BYTES
@@ -71,7 +71,8 @@ def num_places(settings: EngineSettings, device: str) -> int:
 
 def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedModel:
     """The model of `settings`; slots are filled from `host_region`. Raises: LoraplexError."""
-    places = num_places(settings, device_of(settings.device).type)
+    device = device_of(settings.device).type
+    places = num_places(settings, device)
     return load_model(
         find_base_folder(settings.model),
         ModelOptions(
@@ -84,7 +85,7 @@ def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedMode
             max_slots=places * SLOTS_A_PLACE,
             max_lora_rank=settings.max_lora_rank,
             max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_batched_tokens=step_tokens(settings, device),
             context_tokens=settings.max_model_len,
             enforce_eager=settings.enforce_eager,
             load_format=settings.load_format,
@@ -123,7 +124,7 @@ def build_core(
     limits = EngineLimits(
         max_loras=places,
         max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_batched_tokens=step_tokens(settings, model.device),
         num_pages=model.num_pages,
         page_size=model.page_size,
         page_bytes=model.layout.page_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -29,6 +29,8 @@ _AUTO_TEXT = "auto"
 _UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 #: Smallest number of prompt tokens that a step gives a new sequence (EngineLimits.min_chunk).
 MIN_CHUNK = 16
+#: max_num_batched_tokens "auto", by device
+STEP_TOKENS_CPU, STEP_TOKENS_GPU = 512, 1024
 
 
 class SettingInvalid(ValueError):
@@ -68,7 +70,12 @@ class EngineSettings:
     )  # fmt: skip
     max_lora_rank: int = _setting(256, "largest adapter rank; reserves nothing", low=1, high=256)
     max_num_seqs: int = _setting(64, "sequences in one step", low=1, high=4096)
-    max_num_batched_tokens: int = _setting(512, "tokens in one step", low=17, high=1048576)
+    max_num_batched_tokens: int = _setting(
+        AUTO, f"tokens in one step; auto: {STEP_TOKENS_GPU} on a GPU, where larger steps are not"
+        f" replayed from a CUDA graph, {STEP_TOKENS_CPU} on a CPU; at least max_num_seqs +"
+        f" {MIN_CHUNK}",
+        low=17, high=1048576, auto=True,
+    )  # fmt: skip
     max_model_len: int = _setting(0, "context limit in tokens; 0: the model's", low=0, high=2**24)
     arena_bytes: int = _setting(
         0, "bytes for KV pages and adapters; 0: sized by the device", size=True, low=0, high=2**44
@@ -278,6 +285,14 @@ def shown(settings: EngineSettings) -> dict[str, Any]:
     }
 
 
+def step_tokens(settings: EngineSettings, device: str) -> int:
+    """max_num_batched_tokens in effect. Args: device, the one in use: cpu or cuda."""
+    if settings.max_num_batched_tokens != AUTO:
+        return settings.max_num_batched_tokens
+    usual = STEP_TOKENS_CPU if device == "cpu" else STEP_TOKENS_GPU
+    return max(usual, settings.max_num_seqs + MIN_CHUNK)
+
+
 def split_address(key: str, address: str) -> tuple[str, int]:
     """host and port of `host:port`. Raises: SettingInvalid."""
     try:
@@ -288,12 +303,15 @@ def split_address(key: str, address: str) -> tuple[str, int]:
 
 def _check(settings: EngineSettings) -> None:
     floor = settings.max_num_seqs + MIN_CHUNK
-    if settings.max_num_batched_tokens < floor:
+    if settings.max_num_batched_tokens != AUTO and settings.max_num_batched_tokens < floor:
         raise SettingInvalid(
             f"--max-num-batched-tokens is {settings.max_num_batched_tokens}; must be at least "
             f"{floor}: --max-num-seqs ({settings.max_num_seqs}) + one chunk of {MIN_CHUNK}"
         )
-    least = quantum_floor(settings)
+    # an engine that finds a GPU may ask for more when it starts
+    device = "cuda" if settings.device == "cuda" else "cpu"
+    step = replace(settings, max_num_batched_tokens=step_tokens(settings, device))
+    least = quantum_floor(step)
     if settings.quantum != AUTO and settings.quantum < least:
         raise SettingInvalid(
             f"--quantum is {settings.quantum}; must be auto or at least {least}, the service of a "

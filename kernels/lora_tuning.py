@@ -7,6 +7,7 @@ compiled launch serves every step. `make bench-ops ARGS=--sweep` measures the ca
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from kernels.lora_tables import PREFILL_TILE_ROWS, TILE_ROWS
 
@@ -133,6 +134,7 @@ PREFILL_DELTA_CANDIDATES = tuple(
 )
 
 
+@cache
 def shrink_tuning(in_features: int, tile_rows: int) -> ShrinkTuning:
     """How lora_shrink cuts a product of `in_features` inputs."""
     if tile_rows == PREFILL_TILE_ROWS:

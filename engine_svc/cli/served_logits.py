@@ -11,7 +11,7 @@ import torch
 from engine_svc.adapters.folder_weights import FolderWeights
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.compose import load_engine_model
-from engine_svc.settings import EngineSettings
+from engine_svc.settings import EngineSettings, step_tokens
 from engine_svc.types import (
     NO_SLOT,
     AdapterRef,
@@ -44,7 +44,7 @@ class ServedLogits:
     ) -> None:
         region = HostRegion.create(scratch / "host_region", settings.host_cache_bytes)
         self._model = load_engine_model(settings, region.path)
-        self._chunk = settings.max_num_batched_tokens
+        self._chunk = step_tokens(settings, self._model.device)
         weights = FolderWeights(facts, self._model.layout, region)
         self.ref: AdapterRef = weights.add(
             adapter.resolve().name, adapter, max_rank=settings.max_lora_rank,

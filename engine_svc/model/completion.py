@@ -13,13 +13,14 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.layout import HEAD_SITE, OFFSET_UNIT, RANK_BLOCK, AdapterLayout, Site, Slice
+from engine_svc.layout import HEAD_SITE, OFFSET_UNIT, RANK_BLOCK, TABLES, AdapterLayout, Site, Slice
 from engine_svc.model.arena import Arena
 from engine_svc.model.site_table import Offsets, SlotRow
 from engine_svc.model.vocabulary import table_rows
@@ -30,6 +31,8 @@ from loraplex.status import AdapterRefused
 
 #: of W₀ + s·B·A that exist at one time
 CHUNK_BYTES = 8 << 20
+#: of tensors of up to 1 MiB that exist at one time: vectors, blocks of B, A and B of small ranks
+SMALL_BYTES = 8 << 20
 #: the largest rank that an adapter may have
 MAX_RANK = 256
 #: of gains that are kept for adapters that come back
@@ -70,7 +73,21 @@ class Completion:
         sites = self._layout.sites
         longest = max(site.in_features for site in sites)
         widest = max(site.out_features for site in sites)
-        return 4 * CHUNK_BYTES + 8 * MAX_RANK * (longest + widest)
+        return 4 * CHUNK_BYTES + 4 * MAX_RANK * (longest + widest)
+
+    def rehearse(self) -> None:
+        """Complete an adapter that does not exist, at every site of the first layer, in the arena's
+        first pages, which then hold anything: so that what the device loads and keeps for the first
+        one is there."""
+        pages = [self._arena.page(index) for index in range(min(2, self._arena.num_pages))]
+        for page in pages:
+            page.zero_()
+        row, raw = _rehearsal(self._layout, len(pages))
+        for _ in range(2):
+            # the second time with the gains of the first; zeros have no direction in some bases
+            with suppress(AdapterRefused):
+                self.complete(row, raw)
+        self._cache.pop(row.digest, None)
 
     @torch.no_grad()
     def complete(self, row: SlotRow, raw: npt.NDArray[np.int32]) -> None:
@@ -130,8 +147,11 @@ class Completion:
                 assert gain is not None, "the packer gave no room for g"
                 if known is None:
                     plain = weight.plain() if plain is None else plain
-                    gains[entry] = self._gain(row, entry, plain[columns], gain[columns])
-                g = gains[entry] if known is None else known[entry].to(gain.device)
+                    g = self._gain(row, entry, plain[columns], gain[columns])
+                    # gains of all entries would be much memory
+                    gains[entry] = g.cpu()
+                else:
+                    g = known[entry].to(gain.device)
                 gain[columns] = g
                 for block in self._blocks(row.b_off[entry], int(row.rank[entry]), part.num_cols):
                     block.copy_(block.float() * g)
@@ -147,7 +167,7 @@ class Completion:
         rank, scale = int(row.rank[entry]), float(row.scale[entry])
         num_cols, in_features = weight.shape
         a = self._a(row, entry, rank, in_features)
-        b = torch.cat([x.float() for x in self._blocks(row.b_off[entry], rank, num_cols)])
+        b = self._matrix(row.b_off[entry], rank, num_cols)
         norms = torch.empty_like(magnitude)
         step = max(1, CHUNK_BYTES // (4 * in_features))
         for first in range(0, num_cols, step):
@@ -170,7 +190,15 @@ class Completion:
             runs = row.tables["embedding_a"]
             table = table_rows(self._arena.numbers, self._layout, runs, in_features, rank)
             return torch.cat([rows.float() for rows in table]).T
-        return torch.cat([x.float() for x in self._blocks(row.a_off[entry], rank, in_features)])
+        return self._matrix(row.a_off[entry], rank, in_features)
+
+    def _matrix(self, offsets: Offsets, rank: int, cols: int) -> torch.Tensor:
+        """[rank, cols] fp32, a copy of an entry's blocks."""
+        numbers = self._arena.numbers
+        matrix = torch.empty(rank, cols, dtype=torch.float32, device=numbers.device)
+        for index, block in enumerate(self._blocks(offsets, rank, cols)):
+            matrix[index * RANK_BLOCK :][: len(block)] = block
+        return matrix
 
     def _blocks(self, offsets: Offsets, rank: int, cols: int) -> Iterator[torch.Tensor]:
         """Views of an entry's blocks, [rows, cols] in the compute dtype."""
@@ -187,9 +215,28 @@ class Completion:
         return self._arena.bytes[start : start + 4 * size].view(torch.float32)
 
     def _keep(self, digest: str, gains: Gains) -> None:
-        self._cache[digest] = {entry: gain.cpu() for entry, gain in gains.items()}
+        self._cache[digest] = gains
         while len(self._cache) > 1 and self._cached_bytes() > CACHE_BYTES:
             self._cache.popitem(last=False)
 
     def _cached_bytes(self) -> int:
         return sum(gain.nbytes for gains in self._cache.values() for gain in gains.values())
+
+
+def _rehearsal(layout: AdapterLayout, num_pages: int) -> tuple[SlotRow, npt.NDArray[np.int32]]:
+    """A row of rank 16 at the sites of the first layer and what is raw of it: A, B and g at the
+    arena's beginning, c in another page where there is one."""
+    inner = np.arange(layout.num_entries) < len(layout.slices)
+    offsets = np.where(inner, 0, -1).astype(np.int64)[:, None]
+    cells = np.arange(layout.num_site_cells) < len(layout.sites)
+    constants = layout.page_bytes // OFFSET_UNIT * (num_pages - 1)
+    row = SlotRow(
+        digest="rehearsal",
+        rank=np.where(inner, RANK_BLOCK, 0).astype(np.int32),
+        scale=np.ones(layout.num_entries, np.float32),
+        a_off=offsets, b_off=offsets,
+        g_off=np.where(cells, 0, -1).astype(np.int64),
+        c_off=np.where(cells, constants, -1).astype(np.int64),
+        tables=dict.fromkeys(TABLES, np.zeros(0, np.int64)),
+    )  # fmt: skip
+    return row, np.where(inner, RAW_MAGNITUDE | RAW_BIAS, 0).astype(np.int32)

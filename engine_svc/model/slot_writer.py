@@ -6,6 +6,7 @@ import logging
 import mmap
 import queue
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 from engine_svc.failures import failure_of
 from engine_svc.layout import RANK_BLOCK, AdapterLayout
 from engine_svc.model.arena import Arena
-from engine_svc.model.completion import Completion
+from engine_svc.model.completion import SMALL_BYTES, Completion
 from engine_svc.model.gpu.page_loads import PageLoads
 from engine_svc.model.site_table import SlotRow, slot_row
 from engine_svc.packed import PackedFileInvalid, decode_header
@@ -80,15 +81,18 @@ class ArenaSlotWriter:
         self._max_rank = max_rank
         self._lock = threading.Lock()
         self._rows: dict[int, SlotRow] = {}
-        self._jobs: queue.SimpleQueue[SlotLoad | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[SlotLoad | Future[None] | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, load: SlotLoad) -> None:
+        self._begin()
+        self._jobs.put(load)
+
+    def _begin(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="slot-writer", daemon=True)
             self._thread.start()
-        self._jobs.put(load)
 
     def poll(self) -> tuple[Ended, ...]:
         ended: list[Ended] = []
@@ -98,11 +102,28 @@ class ArenaSlotWriter:
 
     def warm_up(self) -> None:
         """Page-lock the region before serving, if it is there already; else the first load does.
-        Take the memory that completing an adapter needs."""
+        Take the memory that completing an adapter needs; writes the arena's first pages."""
         if self._loads is not None:
-            self._loads.reserve(self._completion.workspace_bytes)
             with suppress(OSError, ValueError):
                 self._region.open()
+            ready: Future[None] = Future()
+            self._begin()
+            self._jobs.put(ready)
+            ready.result()
+
+    def _prepare(self, ready: Future[None]) -> None:
+        """On the thread that completes adapters: libraries keep memory for each thread and
+        stream."""
+        assert self._loads is not None
+        try:
+            self._loads.reserve(self._completion.workspace_bytes, SMALL_BYTES)
+            with self._loads.stream():
+                self._completion.rehearse()
+            self._loads.finish()
+        except Exception as error:
+            ready.set_exception(error)
+        else:
+            ready.set_result(None)
 
     def take_row(self, slot: int, digest: str) -> SlotRow:
         """The row of a load that ended well; a binding without one is our bug."""
@@ -122,6 +143,9 @@ class ArenaSlotWriter:
 
     def _work(self) -> None:
         while (load := self._jobs.get()) is not None:
+            if isinstance(load, Future):
+                self._prepare(load)
+                continue
             failure: Failure | None = None
             try:
                 row = self._copy(load)

@@ -67,14 +67,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pat
 
 #: "cuda, plain": neither graphs nor dependent launches; what fails there is a kernel's
 PLAIN = "cuda, plain"
-#: base linears of few rows as dependent launches too
-FEW_ROWS = "cuda, few rows"
 
 
 @pytest.fixture(
     params=[
         "static",
-        *(pytest.param(way, marks=pytest.mark.gpu) for way in ("cuda", PLAIN, FEW_ROWS)),
+        *(pytest.param(way, marks=pytest.mark.gpu) for way in ("cuda", PLAIN)),
     ]
 )
 def run(
@@ -90,8 +88,6 @@ def run(
     }  # fmt: skip
     if request.param == PLAIN:
         options |= {"enforce_eager": True, "dependent_launches": False}
-    if request.param == FEW_ROWS:
-        options["few_rows_linear"] = True
     if request.param == "static":
         monkeypatch.setattr(stepper, "StepGraphs", FakeGraphs)
         for name in ("lora_shrink", "lora_delta"):
@@ -122,7 +118,7 @@ def _warm_up(run: DirectRunner) -> None:
     inner: Any = run.runner
     inner._arena.page(0).zero_()
     WarmUp(
-        inner, inner._stepper, inner._bindings, run.loaded.layout,
+        inner, inner._stepper, run.loaded.layout,
         page_size=run.loaded.page_size, longest=run.loaded.context_tokens,
         max_num_seqs=MAX_NUM_SEQS, max_rows=MAX_ROWS,
         vocab_size=run.loaded.base.vocab_size,

@@ -27,7 +27,6 @@ INTERPRETED = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         "test_fused_kernels.py",
         "test_sample_kernels.py",
         "test_step_start_kernels.py",
-        "test_few_rows_kernel.py",
     ],
 )
 def test_kernels_equal_their_references_in_the_interpreter(name: str) -> None:

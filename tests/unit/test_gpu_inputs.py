@@ -21,7 +21,7 @@ from engine_svc.model.gpu.page_table import _ROUND, PageTable
 from engine_svc.model.gpu.site_deltas import SHORT_STEP_ROWS, captured_tile_rows, lora_tile_rows
 from engine_svc.model.gpu.step_inputs import InputSizes, StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
-from engine_svc.model.gpu.step_shapes import StepLimits
+from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
 from engine_svc.types import NO_SLOT, Chunk
 from kernels.lora_tables import PREFILL_TILE_ROWS
 from loraplex.status import FieldInvalid
@@ -243,3 +243,17 @@ def test_a_table_beyond_32_bits_is_refused_by_name() -> None:
 
 def test_consecutive_pages_are_copied_together() -> None:
     assert _runs([4, 5, 6, 9, 8, 7, 8]) == [(0, 4, 3), (3, 9, 1), (4, 8, 1), (5, 7, 2)]
+
+
+def test_prompts_alone_launch_no_attention_of_decodes() -> None:
+    limits = StepLimits(max_rows=64, max_num_seqs=4, num_slots=2, prefill_rows=16)
+    inputs = StepInputs(limits.mixed_sizes(), 3, torch.device("cpu"))
+
+    def decode_rows(*counts: int) -> torch.Tensor:
+        chunks = [Chunk(seat, NO_SLOT, 5, n, (1,) * n, (0,)) for seat, n in enumerate(counts)]
+        rows = fill_rows(chunks, inputs.acquire(), 32, limits.prefill_rows, None)
+        inputs.send()
+        return trunk_step(inputs, limits, 32, rows, False).decode_rows
+
+    assert decode_rows(3, 20).tolist() == []
+    assert decode_rows(3, 1, 20).tolist() == [3, -1, -1, -1]

@@ -197,3 +197,29 @@ def test_a_row_without_length_is_refused_not_served_as_not_a_number(tmp_path):
     completion = Completion(bench.weights, other.arena, bench.completion._layout)
     with pytest.raises(AdapterRefused, match="no length"):
         completion.complete(other.row, other.raw)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rehearsal_takes_every_way_of_a_completion_and_leaves_nothing_known(
+    tmp_path, monkeypatch, dtype
+):
+    bench = loaded(tmp_path, dtype)
+    layout, measured = bench.completion._layout, []
+    measure = bench.completion._gain
+
+    def gain(row: SlotRow, entry: int, *others: torch.Tensor) -> torch.Tensor:
+        measured.append(entry)
+        return measure(row, entry, *others)
+
+    monkeypatch.setattr(bench.completion, "_gain", gain)
+    bench.arena.bytes.fill_(0xFF)
+    bench.completion.rehearse()
+    # once each: the second time they are known
+    assert measured == list(range(len(layout.slices)))
+    assert not bench.completion._cache
+    assert bench.arena.bytes[2 * bench.arena.page_bytes :].eq(0xFF).all()
+    bench.load()
+    bench.completion.complete(bench.row, bench.raw)
+    cell = layout.site_cell(0, 0)
+    found = bench.vector(int(bench.row.g_off[cell]), 64).double()[32:48]
+    assert torch.allclose(found, gain_of(bench, 0, "k_proj", getattr(torch, dtype)), rtol=1e-5)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -123,6 +124,12 @@ class FakeLoads:
     def __init__(self) -> None:
         self.events: list[str] = []
 
+    def reserve(self, num_bytes: int, small_bytes: int) -> None:
+        self.events.append(f"reserved on {threading.current_thread().name}")
+
+    def lock(self, region: object) -> None:
+        self.events.append("locked")
+
     def write(self, page_ids: Sequence[int], images: object) -> None:
         self.events.append("copies started")
 
@@ -146,6 +153,28 @@ def test_a_load_that_fails_beside_the_steps_is_told_after_its_copies_are_done(
     _, failure = bench.load()
     assert failure is not None
     assert loads.events == ["copies started", "copies done"]
+
+
+def test_before_serving_the_thread_that_loads_rehearses_and_its_failure_stops_the_start(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = FakeLoads()
+    for owner in (bench.writer, bench.writer._region):
+        monkeypatch.setattr(owner, "_loads", loads)
+
+    def rehearse() -> None:
+        loads.events.append(f"rehearsed on {threading.current_thread().name}")
+        if loads.events.count("locked") > 1:
+            raise MemoryError
+
+    monkeypatch.setattr(bench.writer._completion, "rehearse", rehearse)
+    bench.writer.warm_up()
+    once = ["locked", "reserved on slot-writer", "rehearsed on slot-writer", "copies done"]
+    assert loads.events == once
+    loads.events.append("locked")
+    with pytest.raises(MemoryError):
+        bench.writer.warm_up()
+    assert bench.load()[1] is None
 
 
 def test_a_failed_load_names_the_cause_and_the_writer_goes_on(bench: Bench) -> None:

@@ -1,11 +1,11 @@
-"""How many adapters a step may hold when the setting leaves it to the device."""
+"""How many adapters and tokens a step may hold when the settings leave it to the device."""
 
 from __future__ import annotations
 
 import pytest
 
 from engine_svc.compose import num_places
-from engine_svc.settings import load
+from engine_svc.settings import load, step_tokens
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,20 @@ def test_places_follow_the_device_unless_they_are_given(
     flags: list[str], device: str, places: int
 ) -> None:
     assert num_places(load(["--model", "m", *flags], {}), device) == places
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "tokens"),
+    [
+        ([], "cpu", 512),
+        ([], "cuda", 1024),
+        (["--max-num-seqs", "1000"], "cpu", 1016),
+        (["--max-num-seqs", "1024"], "cuda", 1040),
+        (["--max-num-batched-tokens", "auto"], "cuda", 1024),
+        (["--max-num-batched-tokens", "96"], "cuda", 96),
+    ],
+)
+def test_tokens_of_a_step_follow_the_device_unless_they_are_given(
+    flags: list[str], device: str, tokens: int
+) -> None:
+    assert step_tokens(load(["--model", "m", *flags], {}), device) == tokens

@@ -62,6 +62,7 @@ def test_address_variable_of_clients_is_not_an_error() -> None:
         (["--max-cpu-loras", "1", "--max-loras", "4"], "must be 0 or at least --max-loras (4)"),
         (["--listen", "127.0.0.1:9", "--metrics-listen", "127.0.0.1:9"], "must differ from"),
         (["--quantum", "511"], "--quantum is 511; must be auto or at least 512"),
+        (["--device", "cuda", "--quantum", "1023"], "must be auto or at least 1024"),
         (["--decode-price", "20", "--quantum", "1279"], "must be auto or at least 1280"),
         (
             ["--max-num-batched-tokens", "64"],

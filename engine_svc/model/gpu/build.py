@@ -110,10 +110,9 @@ def build_gpu_runner(
     warm_up: bool,
     capture: bool,
     overlap: bool,
-    few_rows: bool,
 ) -> GpuRunner:
     """Args: warm_up, run every kind of step once; capture, make graphs of them (a GPU only);
-    overlap and few_rows, see launches.py."""
+    overlap, see launches.py."""
     limits, device = workspace.limits, workspace.device
     max_pages = min(-(-limits.context_tokens // arena.page_size), arena.num_pages)
     page_table = PageTable(limits.max_num_seqs, max_pages, device)
@@ -121,7 +120,7 @@ def build_gpu_runner(
     trunk = Trunk(
         base, weights, arena, deltas, workspace.buffers,
         page_table.device_table, workspace.sampler.last_token, workspace.scratch,
-        limits.context_tokens, overlap=overlap, few_rows=few_rows,
+        limits.context_tokens, overlap=overlap,
     )  # fmt: skip
     prefill_rows = tile_rows(base.num_heads, base.num_kv_heads)
     shapes = StepLimits(limits.max_rows, limits.max_num_seqs, limits.num_slots, prefill_rows)
@@ -149,7 +148,7 @@ def build_gpu_runner(
     if warm_up:
         arena.page(0).zero_()
         WarmUp(
-            runner, stepper, bindings, layout, page_size=arena.page_size,
+            runner, stepper, layout, page_size=arena.page_size,
             longest=min(max_pages * arena.page_size, limits.context_tokens),
             max_num_seqs=limits.max_num_seqs, max_rows=limits.max_rows,
             vocab_size=base.vocab_size,

@@ -26,25 +26,22 @@ Launch = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The functions of kernels/ under their names; few_rows_linear None: the library's product is
-    taken for few rows too."""
+    """The functions of kernels/ under their names."""
 
     add_rms_norm: Launch
     decode_attention: Launch
     rope_store: Launch
     silu_mul_delta: Launch
-    few_rows_linear: Launch | None = None
 
 
-def trunk_launches(like: torch.Tensor, *, overlap: bool, few_rows: bool = False) -> Launches:
-    """Args: like, any tensor on the device; overlap, take dependent launches where it has them;
-    few_rows, take few_rows_linear as well."""
+def trunk_launches(like: torch.Tensor, *, overlap: bool) -> Launches:
+    """Args: like, any tensor on the device; overlap, take dependent launches where it has
+    them."""
     if not (overlap and overlaps(like)):
         return Launches(add_rms_norm, decode_attention, rope_store, silu_mul_delta)
     # Triton is not installed where there is no GPU to use it
     from kernels.add_rms_norm_triton import add_rms_norm_triton
     from kernels.decode_attention_triton import decode_attention_triton
-    from kernels.few_rows_linear_triton import few_rows_linear_triton
     from kernels.rope_store_triton import rope_store_triton
     from kernels.silu_mul_delta_triton import silu_mul_delta_triton
 
@@ -53,5 +50,4 @@ def trunk_launches(like: torch.Tensor, *, overlap: bool, few_rows: bool = False)
         partial(decode_attention_triton, pdl=True),
         partial(rope_store_triton, pdl=True),
         partial(silu_mul_delta_triton, pdl=True),
-        partial(few_rows_linear_triton, pdl=True) if few_rows else None,
     )

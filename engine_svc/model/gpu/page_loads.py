@@ -20,6 +20,8 @@ from engine_svc.model.gpu.cuda import new_event, new_stream
 log = logging.getLogger(__name__)
 
 Image = npt.NDArray[np.uint8]
+#: torch hands out tensors of up to so many bytes from segments of their own
+_SMALL_BYTES = 1 << 20
 #: page-locked pages through which images go when the region itself cannot be page-locked
 _BOUNCE_PAGES = 4
 _runtime: Any = torch.cuda.cudart
@@ -44,10 +46,18 @@ class PageLoads:
         self._locked = False
         self._unlock()
 
-    def reserve(self, num_bytes: int) -> None:
-        """Have torch keep so much device memory for work on this stream."""
+    def reserve(self, num_bytes: int, small_bytes: int) -> None:
+        """Have torch keep device memory for work on this stream, and cuBLAS what it wants for this
+        thread. Args: small_bytes, of tensors that are small to torch; num_bytes, of others."""
         with self.stream():
-            torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            # cuBLAS keeps its workspace: it must not be a part of what is given back below
+            product = torch.ones(8, 8, device=self._device)
+            torch.addmm(product, product, product)
+            kept = [
+                torch.empty(size, dtype=torch.uint8, device=self._device)
+                for size in (num_bytes, *[_SMALL_BYTES] * -(-small_bytes // _SMALL_BYTES))
+            ]
+            del kept
 
     def stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)

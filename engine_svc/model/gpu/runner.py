@@ -26,6 +26,7 @@ from engine_svc.model.gpu.step_rows import StepRows
 from engine_svc.model.gpu.stepper import StagedStep, Stepper
 from engine_svc.model.gpu.timeline import Timeline, Timing
 from engine_svc.model.gpu.trunk import TrunkStep
+from engine_svc.model.site_table import SlotRow
 from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.types import LateInputs, Sample, StepPlan, StepResult
 from kernels.embed_rows import resolved_ids
@@ -138,6 +139,12 @@ class GpuRunner:
         with self._timeline.stream():
             self._stepper.capture(self._stepper.stage(plan.chunks, to_capture=True))
             self._timeline.wait()
+
+    @torch.inference_mode()
+    def apply(self, slot: int, row: SlotRow | None) -> None:
+        """The slot holds what this row says, or nothing, for the steps from here on."""
+        with self._timeline.stream():
+            self._bindings.apply(slot, row)
 
     def _prepare(self, plan: StepPlan) -> None:
         for binding in plan.slot_bindings:

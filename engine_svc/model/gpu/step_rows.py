@@ -31,6 +31,7 @@ class StepRows:
         samples_all: every row is sampled once, in order.
         lora_tile_rows: rows of a LoRA work item at most; 0 where no row has an adapter.
         num_lora_tiles, num_prefill_tiles: work items.
+        num_decodes: chunks of one token.
     """
 
     num_rows: int
@@ -44,6 +45,7 @@ class StepRows:
     lora_tile_rows: int
     num_lora_tiles: int
     num_prefill_tiles: int
+    num_decodes: int
 
 
 def fill_rows(
@@ -97,6 +99,7 @@ def fill_rows(
         lora_tile_rows=lora_rows if len(live) else 0,
         num_lora_tiles=int(staged["num_tiles"][0]),
         num_prefill_tiles=int(staged["num_prefill_tiles"][0]),
+        num_decodes=len(decodes),
     )
 
 

@@ -56,8 +56,11 @@ def trunk_step(
     has_prefills = inputs.sizes.prefill_tiles > 0
     if rows is None:
         num_prefills = limits.captured_prefill_tiles(padded)
+        num_decodes = min(padded, inputs.sizes.decodes)
     else:
         num_prefills = rows.num_prefill_tiles
+        # none: not launched; else as many as ever, since each number may be another kernel
+        num_decodes = min(padded, inputs.sizes.decodes) if rows.num_decodes else 0
     adapters = None
     if with_lora:
         segments = () if rows is None else tuple(s for s in rows.segments if s[2] >= 0)
@@ -70,7 +73,7 @@ def trunk_step(
         token_ids=device["token_ids"][:padded],
         positions=device["positions"][:padded],
         row_seat=device["row_seat"][:padded],
-        decode_rows=device["decode_rows"][: min(padded, inputs.sizes.decodes)],
+        decode_rows=device["decode_rows"][:num_decodes],
         prefill_tiles=device["prefill_tiles"][:num_prefills] if has_prefills else None,
         num_prefill_tiles=device["num_prefill_tiles"],
         updates=device["updates"],

@@ -16,14 +16,13 @@ import torch
 
 from engine_svc.model.arena import Arena
 from engine_svc.model.gpu.buffers import Buffers, TrunkBuffers
-from engine_svc.model.gpu.launches import Launch, trunk_launches
+from engine_svc.model.gpu.launches import trunk_launches
 from engine_svc.model.gpu.site_deltas import SiteDeltas, StepAdapters
 from engine_svc.model.linear import Linear
 from engine_svc.model.rotary import rope_tables
 from engine_svc.model.weights import ModelWeights
 from kernels.decode_attention import DecodeScratch, decode_attention
 from kernels.embed_rows import embed_rows
-from kernels.few_rows_linear import FASTER_ROWS
 from kernels.lora_tables import LoraDelta
 from kernels.prefill_attention import prefill_attention
 from kernels.scatter_pages import scatter_pages
@@ -59,17 +58,12 @@ class TrunkStep:
 class Projection:
     """A base linear that writes into a caller's buffer."""
 
-    def __init__(self, linear: Linear, few_rows: Launch | None = None) -> None:
-        """Args: few_rows, kernels.few_rows_linear where it is to be taken."""
-        self._weight, self._bias = linear.plain_weight(), linear.bias
-        self._transposed = self._weight.t()
-        self._few_rows = few_rows if self._bias is None else None
+    def __init__(self, linear: Linear) -> None:
+        self._transposed, self._bias = linear.plain_weight().t(), linear.bias
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, out_features] ← x·Wᵀ + b."""
-        if self._few_rows is not None and x.shape[0] <= FASTER_ROWS:
-            self._few_rows(x, self._weight, out)
-        elif self._bias is None:
+        if self._bias is None:
             torch.mm(x, self._transposed, out=out)
         else:
             torch.addmm(self._bias, x, self._transposed, out=out)
@@ -91,21 +85,17 @@ class Trunk:
         context_tokens: int,
         *,
         overlap: bool,
-        few_rows: bool,
     ) -> None:
-        """Args: page_table [seats, max_pages] int32; last_token [seats]; overlap and
-        few_rows: launches.py."""
+        """Args: page_table [seats, max_pages] int32; last_token [seats]; overlap:
+        launches.py."""
         self._base, self._weights, self._pages = base, weights, arena.kv
         self._deltas, self._buffers = deltas, buffers
         self._page_table, self._last_token, self._scratch = page_table, last_token, scratch
         device = arena.bytes.device
-        self._launch = trunk_launches(arena.bytes, overlap=overlap, few_rows=few_rows)
+        self._launch = trunk_launches(arena.bytes, overlap=overlap)
         # [positions, 1, R/2]
         self._cos, self._sin = rope_tables(base, context_tokens, arena.numbers.dtype, device)
-        self._sites = [
-            tuple(Projection(site, self._launch.few_rows_linear) for site in layer.sites)
-            for layer in weights.layers
-        ]
+        self._sites = [tuple(Projection(site) for site in layer.sites) for layer in weights.layers]
 
     def run(
         self, step: TrunkStep, amend: Callable[[torch.Tensor], None] | None = None

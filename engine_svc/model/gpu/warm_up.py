@@ -13,7 +13,6 @@ import torch
 from engine_svc.layout import TABLES, AdapterLayout
 from engine_svc.model.gpu.buckets import padded_rows
 from engine_svc.model.gpu.runner import GpuRunner
-from engine_svc.model.gpu.slot_bindings import SlotBindings
 from engine_svc.model.gpu.stepper import Stepper
 from engine_svc.model.site_table import SlotRow
 from engine_svc.types import NO_SLOT, Chunk, LateInputs, SamplingParams, SeatOpening, StepPlan
@@ -41,7 +40,6 @@ class WarmUp:
         self,
         runner: GpuRunner,
         stepper: Stepper,
-        bindings: SlotBindings,
         layout: AdapterLayout,
         *,
         page_size: int,
@@ -51,7 +49,7 @@ class WarmUp:
         vocab_size: int,
     ) -> None:
         """Args: longest, positions of a sequence at most."""
-        self._runner, self._stepper, self._bindings = runner, stepper, bindings
+        self._runner, self._stepper = runner, stepper
         self._layout, self._page_size = layout, page_size
         self._longest = longest
         self._max_num_seqs, self._max_rows = max_num_seqs, max_rows
@@ -62,11 +60,11 @@ class WarmUp:
         """Everything once; with `capture`, every bucket becomes a graph."""
         begun = time.perf_counter()
         self._runner.wait()
-        self._bindings.apply(_SLOT, synthetic_row(self._layout, with_head=False))
+        self._runner.apply(_SLOT, synthetic_row(self._layout, with_head=False))
         for chunks, is_bucket in self._steps():
             self._run(chunks, capture and is_bucket)
         self._run_rare()
-        self._bindings.apply(_SLOT, None)
+        self._runner.apply(_SLOT, None)
         self._runner.wait()
         log.info(
             "model.warmed_up",
@@ -79,7 +77,7 @@ class WarmUp:
     def _run_rare(self) -> None:
         """What has no graph: an adapter's own output head, prompt_logprobs, grammar masks, a long
         sequence with penalties."""
-        self._bindings.apply(_SLOT, synthetic_row(self._layout, with_head=True))
+        self._runner.apply(_SLOT, synthetic_row(self._layout, with_head=True))
         self._run(self._prompts(self._max_rows, _SLOT), False)
         decodes = [self._chunk(seat, _SLOT, 1, 1) for seat in range(self._max_num_seqs)]
         self._run(decodes, False, context=self._longest)
