@@ -148,7 +148,7 @@ def build_core(
         run_ahead=int(model.device != "cpu"),
         prefix_cache=settings.enable_prefix_caching,
         # a place must not wait for a copy when turns are short
-        prefetch_adapters=max(2, settings.max_loras // 2),
+        prefetch_adapters=max(2, places // 2),
     )
     try:
         core = EngineCore(
