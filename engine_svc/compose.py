@@ -35,7 +35,8 @@ from engine_svc.processes.core_loop import CoreLoop
 from engine_svc.processes.links import FrontendLink, LocalPeer
 from engine_svc.settings import AUTO, MIN_CHUNK, EngineSettings, step_tokens
 from engine_svc.shares import quota_of
-from engine_svc.types import CoreSnapshot, EngineLimits
+from engine_svc.snapshots import CoreSnapshot
+from engine_svc.types import EngineLimits
 from loraplex.adapter_format import MAX_SAVED_BYTES
 from loraplex.base_folder import find_base_folder, read_base_folder
 from loraplex.status import FailedPrecondition

@@ -19,14 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine_svc.settings import EngineSettings
-from engine_svc.types import (
-    AdapterRef,
-    CoreSnapshot,
-    EngineLimits,
-    Failure,
-    Request,
-    RequestExplanation,
-)
+from engine_svc.snapshots import CoreSnapshot, RequestExplanation
+from engine_svc.types import AdapterRef, EngineLimits, Failure, Request
 
 if TYPE_CHECKING:
     # the supervisor reads this module too, and does without gRPC

@@ -9,7 +9,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from engine_svc.core.report import StepReport
 from engine_svc.frontend.observer import RequestRecord
 from engine_svc.metrics import AdapterNames, MetricSet
-from engine_svc.types import CoreSnapshot, WeightsFailed, WeightsReady
+from engine_svc.snapshots import CoreSnapshot
+from engine_svc.types import WeightsFailed, WeightsReady
 
 NO_MODEL = "none"
 #: A snapshot walks all requests: not every step.

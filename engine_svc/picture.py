@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_svc.core.snapshot import CoreCounts
-from engine_svc.types import CoreSnapshot, MemorySnapshot
+from engine_svc.snapshots import CoreSnapshot, MemorySnapshot
 
 
 def picture(

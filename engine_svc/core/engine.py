@@ -39,15 +39,8 @@ from engine_svc.core.report import StepReport
 from engine_svc.core.sequence import Sequence, SequenceState
 from engine_svc.core.snapshot import CoreCounts, take_counts
 from engine_svc.core.waits import Cause
-from engine_svc.types import (
-    EngineLimits,
-    Failure,
-    LateInputs,
-    OutputItem,
-    Request,
-    RequestExplanation,
-    TenantQuota,
-)
+from engine_svc.snapshots import RequestExplanation
+from engine_svc.types import EngineLimits, Failure, LateInputs, OutputItem, Request, TenantQuota
 
 _NOTHING_LATE = LateInputs()
 _SPARE_DEADLINES = 64

@@ -8,7 +8,8 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.sequence import LiveRequest, SequenceState
 from engine_svc.core.snapshot import flow_snapshot, tenant_snapshots
 from engine_svc.core.waits import waits_between
-from engine_svc.types import EngineLimits, RequestExplanation, TenantSnapshot
+from engine_svc.snapshots import RequestExplanation, TenantSnapshot
+from engine_svc.types import EngineLimits
 
 
 def explain(books: Books, request_id: str, now: float) -> RequestExplanation | None:

@@ -16,14 +16,8 @@ from engine_svc.core.sequence import LiveRequest
 from engine_svc.core.shares import Share
 from engine_svc.core.slots import SlotState
 from engine_svc.core.waits import Cause
-from engine_svc.types import (
-    FlowKey,
-    FlowSnapshot,
-    ResidentAdapter,
-    ServiceClass,
-    TenantSnapshot,
-    TurnSnapshot,
-)
+from engine_svc.snapshots import FlowSnapshot, ResidentAdapter, TenantSnapshot, TurnSnapshot
+from engine_svc.types import FlowKey, ServiceClass
 
 
 @dataclass(frozen=True, slots=True)

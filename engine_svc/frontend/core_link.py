@@ -13,13 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from engine_svc.types import (
-    CoreSnapshot,
-    OutputItem,
-    Request,
-    RequestEnded,
-    RequestExplanation,
-)
+from engine_svc.snapshots import CoreSnapshot, RequestExplanation
+from engine_svc.types import OutputItem, Request, RequestEnded
 from loraplex.status import Unavailable
 
 #: Items that one `take` hands over at most: bounds the size of a merged Delta.

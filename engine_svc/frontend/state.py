@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_svc.frontend.models import identity_of
-from engine_svc.types import (
+from engine_svc.snapshots import (
     CoreSnapshot,
     FlowSnapshot,
     MemorySnapshot,

@@ -23,13 +23,12 @@ from engine_svc.messages import (
 )
 from engine_svc.processes.socket import Peer
 from engine_svc.shares import Shares
+from engine_svc.snapshots import CoreSnapshot, RequestExplanation
 from engine_svc.types import (
-    CoreSnapshot,
     Failure,
     OutputItem,
     Request,
     RequestEnded,
-    RequestExplanation,
     RequestStats,
     StepOutputs,
     TenantQuota,

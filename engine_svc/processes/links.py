@@ -27,7 +27,8 @@ from engine_svc.messages import (
     Submit,
 )
 from engine_svc.processes.socket import Channel, Outbox, Peer, keep_connected
-from engine_svc.types import CoreSnapshot, Request, RequestExplanation, StepOutputs
+from engine_svc.snapshots import CoreSnapshot, RequestExplanation
+from engine_svc.types import Request, StepOutputs
 from loraplex.status import Unavailable
 
 SNAPSHOT_SECONDS = 10.0

@@ -8,18 +8,14 @@ import grpc
 import pytest
 
 from engine_svc.frontend.text.model_text import ModelText
-from engine_svc.types import (
+from engine_svc.snapshots import (
     CoreSnapshot,
-    Failure,
-    FlowKey,
     FlowSnapshot,
-    Request,
     RequestExplanation,
-    ServiceClass,
     TenantSnapshot,
     TurnSnapshot,
-    Waits,
 )
+from engine_svc.types import Failure, FlowKey, Request, ServiceClass, Waits
 from loraplex.engine.v1 import engine_pb2
 from loraplex.status import LoraplexError, from_rpc_error
 from tests.support.fake_core_link import FakeCoreLink, Step, ended

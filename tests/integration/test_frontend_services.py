@@ -14,14 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from engine_svc.frontend.core_link import LinkPhase
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.names import AliasEntry
-from engine_svc.types import (
-    CoreSnapshot,
-    FlowKey,
-    FlowSnapshot,
-    MemorySnapshot,
-    ResidentAdapter,
-    ServiceClass,
-)
+from engine_svc.snapshots import CoreSnapshot, FlowSnapshot, MemorySnapshot, ResidentAdapter
+from engine_svc.types import FlowKey, ServiceClass
 from loraplex.engine.v1 import engine_pb2
 from loraplex.status import LoraplexError, from_rpc_error
 from tests.support.fake_core_link import FakeCoreLink

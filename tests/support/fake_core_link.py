@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator
 
 from engine_svc.frontend.core_link import LinkPhase, OutputStream
 from engine_svc.frontend.router import BufferLimits, OutputRouter
+from engine_svc.snapshots import CoreSnapshot, RequestExplanation
 from engine_svc.types import (
     Admitted,
-    CoreSnapshot,
     Failure,
     FinishReason,
     OutputItem,
     Request,
     RequestEnded,
-    RequestExplanation,
     RequestStats,
     SequenceOutput,
     Waits,

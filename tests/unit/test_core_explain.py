@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from engine_svc.core.admission import predicted_wait_s
-from engine_svc.types import RequestExplanation, ServiceClass
+from engine_svc.snapshots import RequestExplanation
+from engine_svc.types import ServiceClass
 from tests.support.core_world import Heard, World, adapter, limits
 
 A, B, C = adapter("a"), adapter("b", weight=2.0), adapter("c")

@@ -20,16 +20,14 @@ from engine_svc.messages import (
 from engine_svc.processes import core_loop
 from engine_svc.processes.core_loop import CoreLoop
 from engine_svc.shares import Shares
+from engine_svc.snapshots import CoreSnapshot, FlowSnapshot, RequestExplanation
 from engine_svc.types import (
     Admitted,
-    CoreSnapshot,
     Failure,
     FlowKey,
-    FlowSnapshot,
     OutputItem,
     Request,
     RequestEnded,
-    RequestExplanation,
     RequestStats,
     SamplingParams,
     ServiceClass,

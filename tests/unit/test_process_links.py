@@ -29,10 +29,10 @@ from engine_svc.processes.loader_link import LoaderLink
 from engine_svc.processes.names_feed import NamesFeed, NamesReceiver
 from engine_svc.processes.socket import Channel, ChannelClosed, Outbox, make_socket_dir, serve
 from engine_svc.shares import Shares
+from engine_svc.snapshots import CoreSnapshot
 from engine_svc.types import (
     AdapterRef,
     Admitted,
-    CoreSnapshot,
     EngineLimits,
     Failure,
     FlowKey,

@@ -20,16 +20,13 @@ from engine_svc.metrics import METRICS, OTHER, AdapterNames, MetricSet
 from engine_svc.observing import LoadMetrics, RequestMetrics, StepMetrics
 from engine_svc.processes.metrics_server import MetricsServer
 from engine_svc.settings import SettingInvalid
+from engine_svc.snapshots import CoreSnapshot, FlowSnapshot, MemorySnapshot, ResidentAdapter
 from engine_svc.types import (
     AdapterRef,
-    CoreSnapshot,
     Failure,
     FlowKey,
-    FlowSnapshot,
     HostSpan,
-    MemorySnapshot,
     RequestStats,
-    ResidentAdapter,
     ServiceClass,
     Waits,
     WeightsFailed,

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from engine_svc.core.snapshot import CoreCounts
 from engine_svc.picture import picture
-from engine_svc.types import (
-    AdapterRef,
-    FlowKey,
-    FlowSnapshot,
-    ResidentAdapter,
-    ServiceClass,
-    TenantSnapshot,
-    TurnSnapshot,
-)
+from engine_svc.snapshots import FlowSnapshot, ResidentAdapter, TenantSnapshot, TurnSnapshot
+from engine_svc.types import AdapterRef, FlowKey, ServiceClass
 
 
 def test_pages_become_bytes_and_all_of_the_arena_is_accounted_for() -> None:
