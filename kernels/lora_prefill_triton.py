@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lora_delta_triton import (
+from kernels.lora_delta_parts_triton import (
     WIDE_RANKS,
     column_block,
     constant_part,

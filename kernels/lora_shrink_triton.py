@@ -15,6 +15,7 @@ from kernels.lora_launch import (
     grid,
     overlaps,
 )
+from kernels.lora_prefill_triton import launch_prefill_shrink
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
 from kernels.lora_tuning import ShrinkTuning, shrink_tuning
 from kernels.lora_work import index, share, tile_at
@@ -258,8 +259,6 @@ def lora_shrink_triton(
     if not u.numel():
         return u
     if plan.tile_rows == PREFILL_TILE_ROWS:
-        from kernels.lora_prefill_triton import launch_prefill_shrink
-
         launch_prefill_shrink(x, table, plan, first_entry, num_slices, u, tuning)
         return u
     early = tuning.early and overlaps(x)

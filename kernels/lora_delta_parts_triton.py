@@ -1,0 +1,157 @@
+"""What the delta kernels compute for one item of their work: device functions, no launches."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+#: ranks of one product of several rows where an adapter has more than one block
+WIDE_RANKS = 32
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def column_block(  # type: ignore[no-untyped-def]
+    spans, index, NUM_SLICES: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """(slice, its first column in the site, its columns, first column inside it) of the index-th
+    block of columns of a site."""
+    slice_index, col0, num_cols, start, first = 0, 0, 0, 0, 0
+    for i in tl.static_range(NUM_SLICES):
+        first_column, size = tl.load(spans + 2 * i), tl.load(spans + 2 * i + 1)
+        if ALIGNED:
+            # here, not at the caller: a hint on what a function returns is lost
+            first_column, size = tl.multiple_of(first_column, 16), tl.multiple_of(size, 16)
+        here = first + tl.cdiv(size, BLOCK_N)
+        inside = (index >= first) & (index < here)
+        slice_index = tl.where(inside, i, slice_index)
+        col0 = tl.where(inside, first_column, col0)
+        num_cols = tl.where(inside, size, num_cols)
+        start = tl.where(inside, (index - first) * BLOCK_N, start)
+        first = here
+    return slice_index, col0, num_cols, start
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def constant_part(c, offset, columns, num_cols, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[WIDTH] fp32 of an adapter's constant; zeros where it has none (offset −1)."""
+    total = tl.zeros((WIDTH,), dtype=tl.float32)
+    if offset >= 0:
+        total = tl.load(c + columns, mask=columns < num_cols, other=0.0)
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def one_row_delta(  # type: ignore[no-untyped-def]
+    total,
+    u_row,
+    arena,
+    b_offs,
+    b_offset,
+    num_blocks,
+    rank,
+    num_cols,
+    columns,
+    u_split_stride,
+    dtype: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_POWER: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+    OFFSET_UNIT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """total [columns] + B·u of one row, without tensor cores: each thread sums all ranks of its
+    columns."""
+    ranks = tl.arange(0, RANK_BLOCK)
+    splits = tl.arange(0, SPLITS_POWER)
+    for block in range(tl.cdiv(rank, RANK_BLOCK)):
+        live_ranks = block * RANK_BLOCK + ranks < rank
+        b = (arena + b_offset * OFFSET_UNIT).to(tl.pointer_type(dtype))
+        b_offset = tl.load(b_offs + tl.minimum(block + 1, num_blocks - 1))
+        b_tile = tl.load(
+            tl.multiple_of(b, 16) + ranks[:, None].to(tl.int64) * num_cols + columns[None, :],
+            mask=live_ranks[:, None] & (columns < num_cols)[None, :],
+            other=0.0,
+        )
+        if PDL:
+            gdc_wait()
+        parts = tl.load(
+            u_row + splits[:, None] * u_split_stride + (block * RANK_BLOCK + ranks)[None, :],
+            mask=(splits < NUM_SPLITS)[:, None] & live_ranks[None, :],
+            other=0.0,
+        )
+        v = tl.sum(parts, axis=0).to(dtype).to(tl.float32)
+        total += tl.sum(v[:, None] * b_tile.to(tl.float32), axis=0)
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def summed(  # type: ignore[no-untyped-def]
+    u_rows,
+    live_rows,
+    ranks,
+    live_ranks,
+    u_split_stride,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_POWER: tl.constexpr,
+):
+    """[rows, ranks] sums of all parts of u, read by one load: added one by one, each part would
+    pass through shared memory alone, one after the other."""
+    splits = tl.arange(0, SPLITS_POWER)
+    live = (splits < NUM_SPLITS)[:, None, None] & live_rows[None, :, None]
+    parts = tl.load(
+        u_rows[None, :, :] + (splits * u_split_stride)[:, None, None] + ranks[None, None, :],
+        mask=live & live_ranks[None, None, :],
+        other=0.0,
+    )
+    return tl.sum(parts, axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def many_rows_delta(  # type: ignore[no-untyped-def]
+    totals,
+    u_rows,
+    live_rows,
+    arena,
+    b_offs,
+    rank,
+    num_cols,
+    columns,
+    u_split_stride,
+    dtype: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_POWER: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
+    OFFSET_UNIT: tl.constexpr,
+    CAST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """totals [rows, columns] + B·u of the rows of one tile, RANKS ranks (some blocks) at once.
+    u_rows: [rows, 1] pointers."""
+    for first in range(0, rank, RANKS):
+        ranks = first + tl.arange(0, RANKS)
+        live_ranks = ranks < rank
+        if RANKS == RANK_BLOCK:
+            b = (arena + tl.load(b_offs + first // RANK_BLOCK) * OFFSET_UNIT).to(
+                tl.pointer_type(dtype)
+            )
+            b_rows = tl.multiple_of(b, 16) + (ranks - first)[:, None].to(tl.int64) * num_cols
+        else:
+            offsets = tl.load(b_offs + ranks // RANK_BLOCK, mask=live_ranks, other=0)
+            b = tl.multiple_of((arena + offsets * OFFSET_UNIT).to(tl.pointer_type(dtype)), 16)
+            b_rows = (b + (ranks % RANK_BLOCK).to(tl.int64) * num_cols)[:, None]
+        b_tile = tl.load(
+            b_rows + columns[None, :],
+            mask=live_ranks[:, None] & (columns < num_cols)[None, :],
+            other=0.0,
+        )
+        if PDL:
+            gdc_wait()
+        v = summed(
+            u_rows, live_rows, ranks, live_ranks, u_split_stride, NUM_SPLITS, SPLITS_POWER
+        ).to(dtype)
+        if CAST:
+            v, b_tile = v.to(tl.float32), b_tile.to(tl.float32)
+        totals = tl.dot(v, b_tile, totals, input_precision="tf32x3")
+    return totals
