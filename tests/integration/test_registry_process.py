@@ -267,7 +267,12 @@ def _ctl_here(*words: str) -> subprocess.CompletedProcess[str]:
     """The same without a process of its own."""
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = main(words)
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            # argparse refuses a word by itself
+            assert isinstance(ended.code, int)
+            code = ended.code
     return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
 
 
