@@ -271,8 +271,7 @@ def _ctl_here(*words: str) -> subprocess.CompletedProcess[str]:
             code = main(words)
         except SystemExit as ended:
             # argparse refuses a word by itself
-            assert isinstance(ended.code, int)
-            code = ended.code
+            code = int(str(ended.code))
     return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
 
 
