@@ -84,10 +84,14 @@ class Service:
 
 
 class Stack:
-    """A registry and an engine; leaving the context ends both and what they started."""
+    """A registry and an engine; leaving the context ends both and what they started.
 
-    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
+    Args: model, the folder of the base model, which is served under the folder's name.
+    """
+
+    def __init__(self, folder: Path, *, quiet: bool = False, model: Path = MODEL_DIR) -> None:
         self.folder = folder
+        self.model = model
         self.env = service_environment()
         self._quiet = quiet
         self._services: list[Service] = []
@@ -118,8 +122,8 @@ class Stack:
     def start_engine(self, *args: str) -> Service:
         """Start it without waiting: `address()` of the result does."""
         defaults = (
-            "--model", str(MODEL_DIR),
-            "--served-model-name", MODEL_NAME,
+            "--model", str(self.model),
+            "--served-model-name", self.model.name,
             "--registry-address", self.env["LORAPLEX_REGISTRY_ADDRESS"],
             "--blob-store", (self.folder / "blobs").as_uri(),
             "--disk-cache-dir", str(self.folder / "disk_cache"),
@@ -139,14 +143,18 @@ class Stack:
         self.say(done.stdout.rstrip())
         return done.stdout
 
-    def publish(self, names: Sequence[str] = ADAPTERS) -> None:
+    def publish(self, names: Sequence[str] = ADAPTERS, folder: Path = ADAPTERS_DIR) -> None:
+        """Register folders below `folder`. Adapters of a model of your own may call it otherwise
+        than its folder is called: they are taken at your word."""
+        confirmed = () if self.model == MODEL_DIR else ("--base-model-confirmed",)
         for name in names:
-            self.registryctl("register", name, str(ADAPTERS_DIR / name), "--base-model", MODEL_NAME)
+            self.registryctl(
+                "register", name, str(folder / name), "--base-model", self.model.name, *confirmed
+            )
 
     def add_base_model(self) -> None:
-        self.registryctl(
-            "base-model", "add", MODEL_NAME, "--from", str(MODEL_DIR), "--alias", MODEL_ALIAS
-        )
+        alias = ("--alias", MODEL_ALIAS) if self.model == MODEL_DIR else ()
+        self.registryctl("base-model", "add", self.model.name, "--from", str(self.model), *alias)
 
     def ended(self) -> Service | None:
         """A service that is no longer running."""
