@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo_stack import Service, StackFailed, service_environment
+from examples import demo
+from examples.demo_stack import ADAPTERS, ADAPTERS_DIR, Service, StackFailed, service_environment
 from examples.demo_text import Printer, table
 from loraplex.common.v1 import common_pb2
 from loraplex.engine.v1 import engine_pb2
@@ -95,3 +96,27 @@ def test_what_a_service_started_ends_with_it(tmp_path: Path) -> None:
 def test_services_get_no_setting_of_the_caller(monkeypatch) -> None:
     monkeypatch.setenv("LORAPLEX_ENGINE_MAX_LORAS", "7")
     assert not any(name.startswith("LORAPLEX_") for name in service_environment())
+
+
+def test_adapters_of_the_demo_are_the_folders_that_peft_wrote(tmp_path: Path) -> None:
+    assert set(demo.adapter_names(ADAPTERS_DIR)) == set(ADAPTERS)
+    (tmp_path / "empty").mkdir()
+    assert demo.adapter_names(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--model", "m"], "given together"),
+        (["--adapters", str(ADAPTERS_DIR)], "given together"),
+        (["--model", "m", "--adapters", "nowhere"], "holds no folder with adapter_config.json"),
+    ],
+)
+def test_the_demo_says_which_flag_is_missing(
+    flags: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["demo.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
