@@ -13,6 +13,7 @@ Exit status: 0 when the overrun was found and no tool found anything else.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -54,6 +55,7 @@ TESTS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 #: calls of the driver that fail are the libraries' way of asking, and raise where they matter
 _ALWAYS = ("--report-api-errors", "no")
+_LAST_WORDS_S = 10.0
 #: the last line of each tool's report
 _SUMMARY = re.compile(r"^=+ *(?:ERROR|RACECHECK) SUMMARY: (\d+) ", re.MULTILINE)
 _PASSED = re.compile(r"^=+ .*?(\d+ passed[^=]*?) in ", re.MULTILINE)
@@ -75,12 +77,13 @@ class Outcome:
 
     def __str__(self) -> str:
         end = "time is up" if self.status is None else f"exit {self.status}"
-        found = "" if self.findings is None else f", {self.findings} findings"
-        return f"{end}{found}, {self.passed or 'no test passed'}, {self.seconds:.0f} s"
+        found = "" if self.findings is None else f"{self.findings} findings"
+        return ", ".join(filter(None, (end, found, self.passed, f"{self.seconds:.0f} s")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if shutil.which(options.sanitizer) is None:
         print(f"sanitize: {options.sanitizer} is not installed; it is part of CUDA's toolkit")
         return 2
@@ -117,7 +120,8 @@ def test_command(tests: Sequence[str]) -> list[str]:
 
 
 def run(command: Sequence[str], log: Path, limit_s: float) -> Outcome:
-    """Output goes to the log; past the limit the command and what it started are killed."""
+    """Output goes to the log. Past the limit the command is interrupted, so that it reports what it
+    found until then; what is left of it and of what it started is killed."""
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     began = time.monotonic()
     status = None
@@ -131,7 +135,12 @@ def run(command: Sequence[str], log: Path, limit_s: float) -> Outcome:
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WORDS_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     said = log.read_text(errors="replace")
     counts, passed = _SUMMARY.findall(said), _PASSED.findall(said)
     findings = int(counts[-1]) if counts else None
