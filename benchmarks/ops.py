@@ -109,18 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     clock: Clock = HostClock() if options.dry_run else CudaClock()
     if options.compile_part:
-        if options.choose:
-            from benchmarks.ops_choose import compile_choices
+        from benchmarks.ops_sweep import compile_part
 
-            compile_choices(clock, options.compile_part)
-        else:
-            from benchmarks.ops_sweep import compile_part
-
-            compile_part(clock, options.compile_part, sweep=options.sweep)
+        compile_part(clock, options.compile_part, sweep=options.sweep)
         return 0
     started = time.monotonic()
     if not options.dry_run:
-        compile_all("--sweep" if options.sweep else "--choose" if options.choose else "")
+        compile_all("--sweep" if options.sweep else "")
     sites, dtype = (TINY, torch.float32) if options.dry_run else (LLAMA_8B, torch.bfloat16)
     num_layers, repeats = (1, 1) if options.dry_run else (8, 15 if options.quick else 25)
     bench = Bench(clock, sites, dtype, num_layers, repeats)
@@ -140,8 +135,8 @@ def choose_sites(bench: Bench, options: argparse.Namespace) -> int:
         return choose(bench, options.seconds, options.results)
     from benchmarks.ops_choices import CHOICES
 
-    choices = {name: CHOICES[name] for name in ("in force", "packed", "shrink, sooner, plain")}
-    return choose(bench, options.seconds, options.results, ((TINY_CELLS[0], 1.0),), (), choices)
+    choices = {name: CHOICES[name] for name in ("in force", "branch, same, packed", "shrink, same")}
+    return choose(bench, options.seconds, options.results, ((TINY_CELLS[0], 1.0),), choices)
 
 
 def measure(bench: Bench, options: argparse.Namespace, started: float) -> int:

@@ -14,7 +14,7 @@ from kernels.lora_delta import lora_delta
 from kernels.lora_delta_triton import lora_delta_triton
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_shrink_triton import lora_shrink_triton
-from kernels.lora_site_tuning import SiteTuning, site_tuning
+from kernels.lora_site_tuning import Place, SiteTuning, site_tuning
 from kernels.lora_tables import RANK_BLOCK, LoraDelta
 from kernels.lora_tuning import DeltaTuning, ShrinkTuning, num_splits, shrink_tuning
 
@@ -24,24 +24,17 @@ ERROR_LIMIT = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one site is computed. None: as it is in force.
-
-    Args: order, priority, processors, as in SiteTuning."""
+    """How one site is computed. None: as it is in force."""
 
     shrink: ShrinkTuning | None = None
     delta: DeltaTuning | None = None
-    order: str | None = None
-    priority: int | None = None
-    processors: int | None = None
+    place: Place | None = None
 
     def over(self, standing: SiteTuning) -> SiteTuning:
-        return SiteTuning(
-            self.shrink or standing.shrink,
-            self.delta or standing.delta,
-            standing.order if self.order is None else self.order,
-            standing.priority if self.priority is None else self.priority,
-            standing.processors if self.processors is None else self.processors,
-        )
+        shrink, delta = self.shrink or standing.shrink, self.delta or standing.delta
+        if self.place is not None:
+            return self.place.of(shrink, delta)
+        return replace(standing, shrink=shrink, delta=delta)
 
 
 @dataclass

@@ -180,7 +180,9 @@ def plan_of(shape: Cell, num_slots: int, tile_rows: int, device: torch.device) -
     for slot, count in enumerate(shape.rows):
         segments.append((first, count, slot))
         first += count
-    return plan_segments(segments, shape.tokens // tile_rows + num_slots, device, tile_rows)
+    rank_blocks = [-(-rank // RANK_BLOCK) for rank in shape.ranks]
+    capacity = shape.tokens // tile_rows + num_slots
+    return plan_segments(segments, capacity, rank_blocks, device, tile_rows)
 
 
 def spans(site: SiteShape) -> list[tuple[int, int]]:

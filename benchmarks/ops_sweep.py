@@ -22,9 +22,11 @@ from benchmarks.ops_layers import (
     splits_of,
 )
 from benchmarks.ops_shapes import LLAMA_8B, PREFILL_ROWS, SiteShape, build_adapters, cell
+from kernels.lora_site_tuning import SOONER, Place
 from kernels.lora_tables import PREFILL_TILE_ROWS, TILE_ROWS
 from kernels.lora_tuning import (
     DELTA_CANDIDATES,
+    MAX_SPLITS,
     PREFILL_DELTA_CANDIDATES,
     PREFILL_SHRINK_CANDIDATES,
     SHRINK_CANDIDATES,
@@ -44,8 +46,6 @@ CELLS = (
     (8, "distinct", 16), (256, "distinct", 16),
 )  # fmt: skip
 REPEATS = 9
-#: partials that a delta may be asked to add
-MOST_SPLITS = 16
 
 Candidate = tuple[ShrinkTuning | None, DeltaTuning | None]
 
@@ -55,7 +55,7 @@ def shrinks(site: SiteShape, tile_rows: int) -> list[ShrinkTuning]:
     if tile_rows == PREFILL_TILE_ROWS:
         split_k = shrink_tuning(site.in_features, tile_rows).split_k
         return [replace(each, split_k=split_k) for each in PREFILL_SHRINK_CANDIDATES]
-    return [c for c in SHRINK_CANDIDATES if splits_of(site, c, tile_rows) <= MOST_SPLITS]
+    return [c for c in SHRINK_CANDIDATES if splits_of(site, c, tile_rows) <= MAX_SPLITS]
 
 
 def deltas(tile_rows: int) -> Sequence[DeltaTuning]:
@@ -214,7 +214,7 @@ class Trial:
         name = self.layers.adapters.sites[self.site].name
         value, best = min(self.found, key=lambda each: each[0])
         choose(self.layers, best)
-        self.layers.choices[self.site] = Choice(*best, order="after")
+        self.layers.choices[self.site] = Choice(*best, Place("after", SOONER))
         after = median(self.bench.in_layer(self.layers, self.repeats)[0])
         shrink = median(self.bench.pair(self.layers, self.repeats, expands=False))
         delta = median(self.bench.pair(self.layers, self.repeats, shrinks=False))

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from kernels.lora_work import kept
+
 #: ranks of one product of several rows where an adapter has more than one block
 WIDE_RANKS = 32
 
@@ -67,7 +69,7 @@ def one_row_delta(  # type: ignore[no-untyped-def]
     for block in range(tl.cdiv(rank, RANK_BLOCK)):
         live_ranks = block * RANK_BLOCK + ranks < rank
         b = (arena + b_offset * OFFSET_UNIT).to(tl.pointer_type(dtype))
-        b_offset = tl.load(b_offs + tl.minimum(block + 1, num_blocks - 1))
+        b_offset = kept(b_offs + tl.minimum(block + 1, num_blocks - 1))
         b_tile = tl.load(
             tl.multiple_of(b, 16) + ranks[:, None].to(tl.int64) * num_cols + columns[None, :],
             mask=live_ranks[:, None] & (columns < num_cols)[None, :],
@@ -108,6 +110,76 @@ def summed(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def store_one_block_delta(  # type: ignore[no-untyped-def]
+    out,
+    delta_stride,
+    u_rows,
+    num_rows,
+    arena,
+    b_offset,
+    rank,
+    c,
+    constant,
+    start,
+    num_cols,
+    lane,
+    lanes,
+    u_split_stride,
+    dtype: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_POWER: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    DOT_N: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+    OFFSET_UNIT: tl.constexpr,
+    CAST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Stores this lane's parts of the constant + B·u of one tile's rows, for an adapter of one
+    block of ranks: B of all parts is on its way at once, and u is summed once for all.
+    u_rows: [rows, 1] pointers."""
+    PARTS: tl.constexpr = BLOCK_N // DOT_N
+    rows = tl.arange(0, TILE_ROWS)
+    live_rows = rows < num_rows
+    ranks = tl.arange(0, RANK_BLOCK)
+    live_ranks = ranks < rank
+    b = (arena + b_offset * OFFSET_UNIT).to(tl.pointer_type(dtype))
+    b_rows = tl.multiple_of(b, 16) + ranks[:, None].to(tl.int64) * num_cols
+    b_tiles = ()
+    for i in tl.static_range(PARTS):
+        columns = start + (lane + i * lanes) * DOT_N + tl.arange(0, DOT_N)
+        live = live_ranks & (lane + i * lanes < PARTS)
+        b_tile = tl.load(
+            b_rows + columns[None, :],
+            mask=live[:, None] & (columns < num_cols)[None, :],
+            other=0.0,
+        )
+        b_tiles = b_tiles + (b_tile,)  # type: ignore[assignment]  # noqa: RUF005
+    if PDL:
+        gdc_wait()
+    v = summed(u_rows, live_rows, ranks, live_ranks, u_split_stride, NUM_SPLITS, SPLITS_POWER).to(
+        dtype
+    )
+    if CAST:
+        v = v.to(tl.float32)
+    for i in tl.static_range(PARTS):
+        if lane + i * lanes < PARTS:
+            columns = start + (lane + i * lanes) * DOT_N + tl.arange(0, DOT_N)
+            totals = tl.zeros((TILE_ROWS, DOT_N), dtype=tl.float32)
+            totals += constant_part(c, constant, columns, num_cols, DOT_N)[None, :]
+            if CAST:
+                totals = tl.dot(v, b_tiles[i].to(tl.float32), totals, input_precision="tf32x3")
+            else:
+                totals = tl.dot(v, b_tiles[i], totals, input_precision="tf32x3")
+            tl.store(
+                out + rows[:, None] * delta_stride + columns[None, :],
+                totals.to(dtype),
+                mask=live_rows[:, None] & (columns < num_cols)[None, :],
+            )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def many_rows_delta(  # type: ignore[no-untyped-def]
     totals,
     u_rows,
@@ -133,12 +205,17 @@ def many_rows_delta(  # type: ignore[no-untyped-def]
         ranks = first + tl.arange(0, RANKS)
         live_ranks = ranks < rank
         if RANKS == RANK_BLOCK:
-            b = (arena + tl.load(b_offs + first // RANK_BLOCK) * OFFSET_UNIT).to(
+            b = (arena + kept(b_offs + first // RANK_BLOCK) * OFFSET_UNIT).to(
                 tl.pointer_type(dtype)
             )
             b_rows = tl.multiple_of(b, 16) + (ranks - first)[:, None].to(tl.int64) * num_cols
         else:
-            offsets = tl.load(b_offs + ranks // RANK_BLOCK, mask=live_ranks, other=0)
+            offsets = tl.load(
+                b_offs + ranks // RANK_BLOCK,
+                mask=live_ranks,
+                other=0,
+                eviction_policy="evict_last",
+            )
             b = tl.multiple_of((arena + offsets * OFFSET_UNIT).to(tl.pointer_type(dtype)), 16)
             b_rows = (b + (ranks % RANK_BLOCK).to(tl.int64) * num_cols)[:, None]
         b_tile = tl.load(

@@ -15,6 +15,7 @@ from kernels.lora_delta_parts_triton import (
     constant_part,
     many_rows_delta,
     one_row_delta,
+    store_one_block_delta,
 )
 from kernels.lora_launch import (
     TABLE_NUMBERS,
@@ -32,7 +33,7 @@ from kernels.lora_tables import (
     SiteTable,
 )
 from kernels.lora_tuning import DeltaTuning, delta_tuning
-from kernels.lora_work import index, share, tile_at
+from kernels.lora_work import index, kept, share, tile_at
 
 
 @triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
@@ -82,9 +83,7 @@ def delta_kernel(  # type: ignore[no-untyped-def]
     dtype: tl.constexpr = delta.dtype.element_ty
     rows = tl.arange(0, TILE_ROWS)
     next_slot, next_row, next_count = tile_at(tiles, index(stride) // COLUMN_BLOCKS, capacity)
-    first_item, end, lane, lanes = share(
-        tl.load(num_tiles) * COLUMN_BLOCKS, stride, BLOCK_N // DOT_N
-    )
+    first_item, end, lane, lanes = share(kept(num_tiles) * COLUMN_BLOCKS, stride, BLOCK_N // DOT_N)
     if lane > 0:
         next_slot, next_row, next_count = tile_at(tiles, first_item // COLUMN_BLOCKS, capacity)
     for item in range(first_item, end, tl.num_programs(0)):
@@ -93,11 +92,11 @@ def delta_kernel(  # type: ignore[no-untyped-def]
             spans, item % COLUMN_BLOCKS, NUM_SLICES, BLOCK_N, ALIGNED
         )
         entry = slot * num_entries + first_entry + slice_index
-        is_live = tl.load(live_at + slot * num_cells + cell)
-        constant = tl.load(c_off + slot * num_cells + cell)
-        rank = tl.load(rank_of + entry)
+        is_live = kept(live_at + slot * num_cells + cell)
+        constant = kept(c_off + slot * num_cells + cell)
+        rank = kept(rank_of + entry)
         b_offs = b_off + entry * num_blocks
-        b_offset = tl.load(b_offs)
+        b_offset = kept(b_offs)
         next_slot, next_row, next_count = tile_at(
             tiles, (item + tl.num_programs(0)) // COLUMN_BLOCKS, capacity
         )
@@ -134,6 +133,33 @@ def delta_kernel(  # type: ignore[no-untyped-def]
                         total.to(dtype),
                         mask=columns < num_cols,
                     )
+            elif rank <= RANK_BLOCK:
+                store_one_block_delta(
+                    out,
+                    delta_stride,
+                    u_row + rows[:, None] * u_row_stride,
+                    num_rows,
+                    arena,
+                    b_offset,
+                    rank,
+                    c,
+                    constant,
+                    start,
+                    num_cols,
+                    lane,
+                    lanes,
+                    u_split_stride,
+                    dtype,
+                    NUM_SPLITS,
+                    SPLITS_POWER,
+                    TILE_ROWS,
+                    BLOCK_N,
+                    DOT_N,
+                    RANK_BLOCK,
+                    OFFSET_UNIT,
+                    CAST,
+                    PDL,
+                )
             else:
                 live_rows = rows < num_rows
                 u_rows = u_row + rows[:, None] * u_row_stride
@@ -141,48 +167,25 @@ def delta_kernel(  # type: ignore[no-untyped-def]
                     columns = start + part + tl.arange(0, DOT_N)
                     totals = tl.zeros((TILE_ROWS, DOT_N), dtype=tl.float32)
                     totals += constant_part(c, constant, columns, num_cols, DOT_N)[None, :]
-                    if rank <= RANK_BLOCK:
-                        totals = many_rows_delta(
-                            totals,
-                            u_rows,
-                            live_rows,
-                            arena,
-                            b_offs,
-                            rank,
-                            num_cols,
-                            columns,
-                            u_split_stride,
-                            dtype,
-                            NUM_SPLITS,
-                            SPLITS_POWER,
-                            RANK_BLOCK,
-                            RANK_BLOCK,
-                            OFFSET_UNIT,
-                            CAST,
-                            PDL,
-                        )
-                    else:
-                        totals = many_rows_delta(
-                            totals,
-                            u_rows,
-                            live_rows,
-                            arena,
-                            b_offs,
-                            rank,
-                            num_cols,
-                            columns,
-                            u_split_stride,
-                            dtype,
-                            NUM_SPLITS,
-                            SPLITS_POWER,
-                            RANK_BLOCK,
-                            WIDE_RANKS,
-                            OFFSET_UNIT,
-                            CAST,
-                            PDL,
-                        )
-                    if PDL:
-                        gdc_wait()
+                    totals = many_rows_delta(
+                        totals,
+                        u_rows,
+                        live_rows,
+                        arena,
+                        b_offs,
+                        rank,
+                        num_cols,
+                        columns,
+                        u_split_stride,
+                        dtype,
+                        NUM_SPLITS,
+                        SPLITS_POWER,
+                        RANK_BLOCK,
+                        WIDE_RANKS,
+                        OFFSET_UNIT,
+                        CAST,
+                        PDL,
+                    )
                     tl.store(
                         out + rows[:, None] * delta_stride + columns[None, :],
                         totals.to(dtype),

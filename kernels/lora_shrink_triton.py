@@ -18,7 +18,10 @@ from kernels.lora_launch import (
 from kernels.lora_prefill_triton import launch_prefill_shrink
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
 from kernels.lora_tuning import ShrinkTuning, shrink_tuning
-from kernels.lora_work import index, share, tile_at
+from kernels.lora_work import index, kept, shrink_tile_at
+
+#: blocks of A of one row that are read before any is multiplied
+AT_ONCE = tl.constexpr(4)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -46,23 +49,28 @@ def one_row_partial(  # type: ignore[no-untyped-def]
     RANK_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """[RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1, without tensor cores; unrolled, so that all
-    loads are on their way at once."""
+    """[RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1, without tensor cores; AT_ONCE blocks are
+    unrolled, so that their loads are on their way together."""
     totals = tl.zeros((RANK_BLOCK, BLOCK_K), dtype=tl.float32)
     a_rows = a + tl.arange(0, RANK_BLOCK)[:, None].to(tl.int64) * K
-    for part in tl.static_range(0, SPLIT_K, BLOCK_K):
-        k = k0 + part + tl.arange(0, BLOCK_K)
-        live_a = live_ranks[:, None]
-        if K % SPLIT_K:
-            live_a = live_a & (k < K)[None, :]
-        a_tile = tl.load(a_rows + k[None, :], mask=live_a, other=0.0)
-        if PDL and part == 0:
-            gdc_wait()
-        if K % SPLIT_K:
-            x_part = tl.load(x_row + k, mask=k < K, other=0.0)
-        else:
-            x_part = tl.load(x_row + k)
-        totals += a_tile.to(tl.float32) * x_part.to(tl.float32)[None, :]
+    for first in range(0, SPLIT_K, AT_ONCE * BLOCK_K):
+        for part in tl.static_range(AT_ONCE):
+            at = first + part * BLOCK_K + tl.arange(0, BLOCK_K)
+            k = k0 + at
+            if K % SPLIT_K == 0 and SPLIT_K % (AT_ONCE * BLOCK_K) == 0:
+                a_tile = tl.load(a_rows + k[None, :], mask=live_ranks[:, None], other=0.0)
+                if PDL and part == 0:
+                    gdc_wait()
+                x_part = tl.load(x_row + k)
+            else:
+                live = (k < K) & (at < SPLIT_K)
+                a_tile = tl.load(
+                    a_rows + k[None, :], mask=live_ranks[:, None] & live[None, :], other=0.0
+                )
+                if PDL and part == 0:
+                    gdc_wait()
+                x_part = tl.load(x_row + k, mask=live, other=0.0)
+            totals += a_tile.to(tl.float32) * x_part.to(tl.float32)[None, :]
     return tl.sum(totals, axis=1)
 
 
@@ -147,17 +155,15 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     TILE_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
-    LANES: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
     CAST: tl.constexpr,
     PDL: tl.constexpr,
     LEADS: tl.constexpr,
 ):
-    """Items (tile, slice, split), spread over the programs; see kernels.lora_work.share.
+    """Items (tile, rank block, slice, split); program p takes p, p + P, … of them.
 
-    Lane q takes rank blocks q, q + lanes, … of an item. What does not depend on the kernel before
-    (table, A) is read before waiting for it.
+    What does not depend on the kernel before (table, A) is read before waiting for it.
     """
     if LEADS:
         gdc_launch_dependents()
@@ -165,31 +171,28 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     ITEMS: tl.constexpr = NUM_SLICES * NUM_SPLITS
     rows = tl.arange(0, TILE_ROWS)
     ranks = tl.arange(0, RANK_BLOCK)
-    next_slot, next_row, next_count = tile_at(tiles, index(stride) // ITEMS, capacity)
-    first_item, end, lane, lanes = share(tl.load(num_tiles) * ITEMS, stride, LANES)
-    if lane > 0:
-        next_slot, next_row, next_count = tile_at(tiles, first_item // ITEMS, capacity)
-    for item in range(first_item, end, tl.num_programs(0)):
+    place = index(stride)
+    next_slot, next_row, next_count, next_block = shrink_tile_at(tiles, place // ITEMS, capacity)
+    for item in range(place, kept(num_tiles) * ITEMS, tl.num_programs(0)):
         slot, first_row, num_rows = next_slot.to(tl.int64), next_row.to(tl.int64), next_count
+        block = next_block
         split = item % NUM_SPLITS
         slice_index = item // NUM_SPLITS % NUM_SLICES
         entry = slot * num_entries + first_entry + slice_index
-        rank = tl.load(rank_of + entry)
-        scale = tl.load(scale_of + entry)
-        offset = tl.load(a_off + entry * num_blocks + lane)
-        next_slot, next_row, next_count = tile_at(
+        rank = kept(rank_of + entry)
+        scale = kept(scale_of + entry)
+        offset = kept(a_off + entry * num_blocks + block)
+        next_slot, next_row, next_count, next_block = shrink_tile_at(
             tiles, (item + tl.num_programs(0)) // ITEMS, capacity
         )
-        x_row = x + first_row * x_stride
-        k0 = split * SPLIT_K
-        target = u + first_row * u_row_stride + slice_index * u_slice_stride
-        target += split * u_split_stride
-        for block in range(lane, tl.cdiv(rank, RANK_BLOCK), lanes):
-            live_ranks = block * RANK_BLOCK + ranks < rank
+        live_ranks = block * RANK_BLOCK + ranks < rank
+        if block * RANK_BLOCK < rank:
             a = (arena + offset * OFFSET_UNIT).to(tl.pointer_type(x.dtype.element_ty))
             a = tl.multiple_of(a, 16)
-            offset = tl.load(a_off + entry * num_blocks + tl.minimum(block + lanes, num_blocks - 1))
-            out = target + block * RANK_BLOCK
+            x_row = x + first_row * x_stride
+            k0 = split * SPLIT_K
+            out = u + first_row * u_row_stride + slice_index * u_slice_stride
+            out += split * u_split_stride + block * RANK_BLOCK
             if num_rows <= few_rows:
                 for row in range(num_rows):
                     total = one_row_partial(
@@ -262,9 +265,8 @@ def lora_shrink_triton(
         launch_prefill_shrink(x, table, plan, first_entry, num_slices, u, tuning)
         return u
     early = tuning.early and overlaps(x)
-    lanes = min(tuning.lanes, table.a_off.shape[2])
     # a tile has one row at least, so more than this are never busy at once
-    most = x.shape[0] * num_slices * u.shape[0] * lanes
+    most = x.shape[0] * table.a_off.shape[2] * num_slices * u.shape[0]
     programs, stride = grid(x, tuning.programs, most, tuning.packed)
     launch: Any = shrink_kernel[(programs,)]
     launch(
@@ -273,13 +275,13 @@ def lora_shrink_triton(
         table.a_off,
         table.rank,
         table.scale,
-        plan.tiles,
-        plan.num_tiles,
+        plan.shrink_tiles,
+        plan.num_shrink_tiles,
         u,
         first_entry,
         table.a_off.shape[1],
         table.a_off.shape[2],
-        plan.tiles.shape[0],
+        plan.shrink_tiles.shape[0],
         tuning.few_rows,
         stride,
         x.stride(0),
@@ -294,7 +296,6 @@ def lora_shrink_triton(
         TILE_ROWS=plan.tile_rows,
         RANK_BLOCK=RANK_BLOCK,
         OFFSET_UNIT=OFFSET_UNIT,
-        LANES=lanes,
         WARPS=tuning.num_warps,
         STAGES=tuning.num_stages,
         CAST=cast_for_dot(x),

@@ -34,8 +34,9 @@ class SiteTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Args: programs, of both kernels; others as in SiteTuning and ShrinkTuning."""
+class Place:
+    """How a site's launches stand beside its GEMM. Args: programs, of both kernels; others as in
+    SiteTuning and ShrinkTuning."""
 
     order: str
     priority: int
@@ -43,58 +44,75 @@ class _Place:
     processors: int = 0
     packed: bool = False
 
+    def of(self, shrink: ShrinkTuning, delta: DeltaTuning) -> SiteTuning:
+        return SiteTuning(
+            replace(shrink, programs=self.programs, packed=self.packed),
+            replace(delta, programs=self.programs, packed=self.packed),
+            self.order,
+            self.priority,
+            self.processors,
+        )
 
-_PACKED = _Place("branch", SAME, packed=True)
-# From 40 candidates at each site and cell, in-layer (H200, torch 2.11, triton 3.6, 8B shape, rank
-# 16, commit 13c3b2b). For each number of rows the least sum of time / goal over its cells is in
-# force. Whole layers in µs, before → these: 1 row 13.2 → 8.5; 8 rows of 8 adapters 30.7 → 15.9; 64
-# rows of 1, 8, 32, 64 adapters 37.9 → 15.9, 45.7 → 22.7, 70.6 → 55.3, 84.1 → 77.7; 256 rows, Zipf,
-# 101.8 → 75.4, of 256 adapters 245 → 256: these lose less of their goal than the others gain.
-# One exception, o with 64 rows: `_PACKED` costs 5.2, 5.9, 7.4, 9.5 with 1, 8, 32, 64 adapters, and
-# 132 programs beside a GEMM for 112 processors 3.8, 4.6, 10.9, 15.1. The sums are within 2 % of one
-# another; a step of few adapters loses 0.6 % of its goal by the first, one of 64 gains 2 %. The
-# layers above were measured with the second.
-# Each: most padded rows, then qkv, o, gate_up, down. Measured at 1, 8, 64 and 256 rows.
-_PLACES: tuple[tuple[int, tuple[_Place, _Place, _Place, _Place]], ...] = (
+
+# CHOSEN
+_PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
     (
         2,
         (
-            _Place("GEMM", LATER),
-            _Place("GEMM", LATER, 66),
-            _Place("GEMM", SAME, 33, processors=124),
-            _Place("GEMM", SAME, 33),
+            Place("GEMM", LATER),
+            Place("GEMM", LATER, processors=88),
+            Place("GEMM", SAME, 33, processors=124),
+            Place("GEMM", SAME, 33),
         ),
     ),
     (
         16,
         (
-            _Place("GEMM", LATER, 132),
-            _Place("GEMM", LATER, 132, processors=112),
-            _Place("GEMM", LATER, 132, processors=112),
-            _Place("GEMM", LATER, 66, processors=120),
+            Place("GEMM", LATER, 264, processors=112),
+            Place("GEMM", LATER, processors=76),
+            Place("branch", LATER),
+            Place("GEMM", LATER, 66, processors=120),
         ),
     ),
     (
-        128,
+        48,
         (
-            _PACKED,
-            _PACKED,
-            _Place("GEMM", LATER),
-            _Place("GEMM", LATER, 132, processors=112),
+            Place("branch", SAME),
+            Place("GEMM", LATER, processors=76),
+            Place("branch", SAME),
+            Place("GEMM", LATER, processors=120),
+        ),
+    ),
+    (
+        96,
+        (
+            Place("GEMM", LATER, processors=76),
+            Place("GEMM", LATER, processors=76),
+            Place("GEMM", LATER, processors=88),
+            Place("GEMM", LATER, processors=88),
+        ),
+    ),
+    (
+        160,
+        (
+            Place("GEMM", LATER, processors=76),
+            Place("GEMM", LATER, processors=76),
+            Place("GEMM", LATER, processors=76),
+            Place("GEMM", LATER, processors=88),
         ),
     ),
     (
         512,
         (
-            _PACKED,
-            _Place("GEMM", LATER, 132, processors=112),
-            _Place("GEMM", SAME),
-            _Place("GEMM", SAME),
+            Place("GEMM", LATER, processors=88),
+            Place("GEMM", LATER, processors=100),
+            Place("GEMM", LATER, processors=112),
+            Place("GEMM", LATER, processors=112),
         ),
     ),
 )
 #: more rows, and long segments: not measured in other places
-_MANY_ROWS = _Place("branch", SOONER)
+_MANY_ROWS = Place("branch", SOONER)
 
 
 def site_tuning(in_features: int, out_features: int, rows: int, tile_rows: int) -> SiteTuning:
@@ -103,17 +121,10 @@ def site_tuning(in_features: int, out_features: int, rows: int, tile_rows: int) 
     shrink, delta = shrink_tuning(in_features, tile_rows), delta_tuning(out_features, tile_rows)
     if tile_rows == PREFILL_TILE_ROWS:
         return SiteTuning(shrink, delta)
-    place = _place(in_features, out_features, rows)
-    return SiteTuning(
-        replace(shrink, programs=place.programs, packed=place.packed),
-        replace(delta, programs=place.programs, packed=place.packed),
-        place.order,
-        place.priority,
-        place.processors,
-    )
+    return _place(in_features, out_features, rows).of(shrink, delta)
 
 
-def _place(in_features: int, out_features: int, rows: int) -> _Place:
+def _place(in_features: int, out_features: int, rows: int) -> Place:
     for most, places in _PLACES:
         if rows <= most:
             return places[_like(in_features, out_features)]

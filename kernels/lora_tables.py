@@ -112,6 +112,10 @@ class SegmentPlan:
         tiles: [capacity, 3] int32: (slot, first_row, num_rows ≤ tile_rows); the work list.
         num_tiles: [1] int32; tiles at and after this index are not work. The length is read on the
             device, so a grid does not depend on it.
+        shrink_tiles: [capacity, 4] int32: (slot, first_row, num_rows, rank block), the tiles once
+            for each rank block of their slot: the work list of decode's shrink, whose items are so
+            of one size whatever the ranks.
+        num_shrink_tiles: [1] int32, as num_tiles.
         tile_rows: TILE_ROWS, or PREFILL_TILE_ROWS for a step with long segments; chooses the
             kernels.
     """
@@ -119,19 +123,24 @@ class SegmentPlan:
     segments: tuple[tuple[int, int, int], ...]
     tiles: torch.Tensor
     num_tiles: torch.Tensor
+    shrink_tiles: torch.Tensor
+    num_shrink_tiles: torch.Tensor
     tile_rows: int = TILE_ROWS
 
 
 def plan_segments(
     segments: Sequence[tuple[int, int, int]],
     capacity: int,
+    rank_blocks: Sequence[int],
     device: torch.device,
     tile_rows: int = TILE_ROWS,
 ) -> SegmentPlan:
     """The plan of (first_row, num_rows, slot) segments; those of slot −1 or without rows are left
     out.
 
-    `capacity` bounds the work list: max rows // tile_rows + max segments is always enough.
+    Args:
+        capacity: bounds the tiles: max rows // tile_rows + max segments is always enough.
+        rank_blocks: of each slot, the most rank blocks that one of its slices has.
     """
     live = tuple(segment for segment in segments if segment[2] >= 0 and segment[1] > 0)
     work = [
@@ -139,12 +148,25 @@ def plan_segments(
         for first, rows, slot in live
         for done in range(0, rows, tile_rows)
     ]
-    assert len(work) <= capacity, (len(work), capacity)
-    tiles = torch.zeros((capacity, 3), dtype=torch.int32)
+    shrinks = [(*tile, block) for tile in work for block in range(rank_blocks[tile[0]])]
+    most = max(1, *rank_blocks) if len(rank_blocks) else 1
+    return SegmentPlan(
+        live,
+        *_work_list(work, (capacity, 3), device),
+        *_work_list(shrinks, (capacity * most, 4), device),
+        tile_rows,
+    )
+
+
+def _work_list(
+    work: Sequence[tuple[int, ...]], shape: tuple[int, int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the list, how much of it is work)."""
+    assert len(work) <= shape[0], (len(work), shape)
+    made = torch.zeros(shape, dtype=torch.int32)
     if work:
-        tiles[: len(work)] = torch.tensor(work, dtype=torch.int32)
-    count = torch.tensor([len(work)], dtype=torch.int32)
-    return SegmentPlan(live, tiles.to(device), count.to(device), tile_rows)
+        made[: len(work)] = torch.tensor(work, dtype=torch.int32)
+    return made.to(device), torch.tensor([len(work)], dtype=torch.int32).to(device)
 
 
 def site_columns(spans: Sequence[tuple[int, int]], device: torch.device) -> SiteColumns:

@@ -7,13 +7,27 @@ import triton.language as tl
 
 
 @triton.jit
+def kept(at):  # type: ignore[no-untyped-def]
+    """What is there, a number of the work list or of a table. It stays in the second-level cache
+    while weights pass through: everything that a program does waits for it."""
+    return tl.load(at, eviction_policy="evict_last")
+
+
+@triton.jit
 def tile_at(  # type: ignore[no-untyped-def]
     tiles, at, capacity
 ):
     """(slot, first row, rows) of a tile of the work list. Beyond the work it is any row of the
     list, not to be used: so it can be read while the number of tiles is still on its way."""
     tile = tiles + 3 * tl.minimum(at, capacity - 1)
-    return tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    return kept(tile), kept(tile + 1), kept(tile + 2)
+
+
+@triton.jit
+def shrink_tile_at(tiles, at, capacity):  # type: ignore[no-untyped-def]
+    """(slot, first row, rows, rank block) of an item of the shrink's work list; see tile_at."""
+    tile = tiles + 4 * tl.minimum(at, capacity - 1)
+    return kept(tile), kept(tile + 1), kept(tile + 2), kept(tile + 3)
 
 
 @triton.jit

@@ -88,12 +88,16 @@ class KernelLora:
 
     def begin(self, segments: Sequence[Segment]) -> None:
         live = [segment for segment in segments if segment[2] >= 0]
-        self._plan = plan_segments(live, self._capacity, self._device) if live else None
+        self._plan = self._plan_of(live) if live else None
         if live:
             row_slot = torch.full(self._row_slot.shape, -1, dtype=torch.int32)
             for first, rows, slot in live:
                 row_slot[first : first + rows] = slot
             self._row_slot.copy_(row_slot)
+
+    def _plan_of(self, live: Sequence[Segment]) -> SegmentPlan:
+        rank_blocks = self._rows.rank_blocks.tolist()
+        return plan_segments(live, self._capacity, rank_blocks, self._device)
 
     def add(self, layer: int, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
         if self._plan is None:

@@ -152,6 +152,8 @@ class SiteTableRows:
             live=torch.zeros((num_slots, cells), dtype=torch.uint8, device=device),
         )
         self.max_rank = max_rank
+        #: [num_slots], the most rank blocks that a slice of the slot has; on the host
+        self.rank_blocks = np.zeros(num_slots, dtype=np.int64)
         self._first_entries = _first_entries(layout)
         self._digests = [""] * num_slots
         on_gpu = device.type == "cuda"
@@ -189,6 +191,7 @@ class SiteTableRows:
         staged["live"].copy_(torch.from_numpy(live))
         self._send(slot, staged)
         self._digests[slot] = row.digest
+        self.rank_blocks[slot] = -(-int(row.rank.max(initial=0)) // RANK_BLOCK)
 
     def clear(self, slot: int) -> None:
         """Poison a row: no offsets, no ranks."""
@@ -197,6 +200,7 @@ class SiteTableRows:
             tensor.fill_(-1 if name.endswith("_off") else 0)
         self._send(slot, staged)
         self._digests[slot] = ""
+        self.rank_blocks[slot] = 0
 
     def _acquire(self) -> dict[str, torch.Tensor]:
         if self._copied:

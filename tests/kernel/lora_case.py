@@ -155,8 +155,11 @@ def lora_case(
     target = torch.device(device)
     on_device = [getattr(table, name).to(target) for name in SiteTable.__slots__]
     # one more tile than is needed: it is not work, and it holds nonsense
-    plan = plan_segments(segments, num_rows // 16 + len(segments) + 1, target, tile_rows)
+    rank_blocks = [-(-max(row) // RANK_BLOCK) for row in ranks]
+    capacity = num_rows // 16 + len(segments) + 1
+    plan = plan_segments(segments, capacity, rank_blocks, target, tile_rows)
     plan.tiles[int(plan.num_tiles[0]) :] = 1_000_000
+    plan.shrink_tiles[int(plan.num_shrink_tiles[0]) :] = 1_000_000
     x = torch.full((num_rows, in_features + 3), torch.nan, dtype=dtype)
     x[:, :in_features] = normal(num_rows, in_features).to(dtype)
     y = torch.full((num_rows + 2, out_features + 5), CANARY, dtype=dtype)

@@ -13,7 +13,7 @@ from kernels.lora_delta import lora_delta
 from kernels.lora_delta_triton import lora_delta_triton
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_shrink_triton import lora_shrink_triton
-from kernels.lora_tables import LoraDelta, SegmentPlan, plan_segments
+from kernels.lora_tables import RANK_BLOCK, LoraDelta, SegmentPlan, plan_segments
 from tests.kernel.lora_case import CELL, FIRST_ENTRY, LoraCase, lora_case, rows_by_slot
 
 pytestmark = pytest.mark.gpu
@@ -39,11 +39,12 @@ def test_captured_kernels_follow_a_plan_that_changes_in_place() -> None:
     with torch.cuda.graph(graph):
         step()
     capacity = case.plan.tiles.shape[0]
+    rank_blocks = [-(-max(ranks) // RANK_BLOCK) for ranks in RANKS]
     for popularity in ("identical", "zipf", "skewed"):
         segments = rows_by_slot(popularity, 30, len(RANKS), num_base_rows=18, seed=1)
-        plan = plan_segments(segments, capacity, case.x.device)
-        case.plan.tiles.copy_(plan.tiles)
-        case.plan.num_tiles.copy_(plan.num_tiles)
+        plan = plan_segments(segments, capacity, rank_blocks, case.x.device)
+        for name in ("tiles", "num_tiles", "shrink_tiles", "num_shrink_tiles"):
+            getattr(case.plan, name).copy_(getattr(plan, name))
         stored.row_slot.copy_(replace(case, plan=plan).row_slot)
         y.copy_(case.y)
         delta.fill_(torch.nan)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kernels.lora_shrink_triton import lora_shrink_triton
-from kernels.lora_tables import PREFILL_TILE_ROWS, TILE_ROWS
+from kernels.lora_tables import PREFILL_TILE_ROWS, RANK_BLOCK, TILE_ROWS
 from kernels.lora_tuning import delta_tuning, shrink_tuning
 from tests.kernel import lora_case as cases
 from tests.kernel.lora_case import FIRST_ENTRY, POPULARITIES, LoraCase, rows_by_slot
@@ -126,10 +126,10 @@ def test_inputs_longer_than_one_partial_sum_equal_the_reference() -> None:
 
 
 def test_one_compiled_launch_serves_a_longer_work_list() -> None:
-    """The number of tiles is read on the device: changing it in place changes what is done."""
+    """The number of items is read on the device: changing it in place changes what is done."""
     case = lora_case([(0, 20, 0), (20, 20, 3)], MIXED_RANKS, 64, SPANS, torch.float32)
     full = check_shrink(case)
-    case.plan.num_tiles.fill_(1)
+    case.plan.num_shrink_tiles.fill_(-(-max(MIXED_RANKS[0]) // RANK_BLOCK))
     out = lora_shrink_triton(
         case.x, case.table, case.plan, FIRST_ENTRY, case.columns.num_slices, case.empty_u()
     )

@@ -28,6 +28,8 @@ from loraplex.status import FieldInvalid
 
 CPU = torch.device("cpu")
 LORA_ROWS, PREFILL_ROWS = 16, 8
+#: of the adapter in each of six slots; one has none
+RANK_BLOCKS = np.array([1, 3, 0, 1, 2, 1])
 
 
 @pytest.mark.parametrize("seqs", [1, 2, 3, 8, 100, 256, 300, 512, 1000, 4096])
@@ -73,11 +75,11 @@ def random_chunks(rng: random.Random, seats: int, slots: int) -> list[Chunk]:
 
 
 def small_inputs() -> StepInputs:
-    return StepInputs(InputSizes(512, 24, 64, 128, 8), 3, CPU)
+    return StepInputs(InputSizes(512, 24, 64, 3, 128, 8), 3, CPU)
 
 
 def filled(inputs: StepInputs, chunks: list[Chunk], padded: int) -> StepRows:
-    rows = fill_rows(chunks, inputs.acquire(), padded, PREFILL_ROWS, LORA_ROWS)
+    rows = fill_rows(chunks, inputs.acquire(), padded, PREFILL_ROWS, LORA_ROWS, RANK_BLOCKS)
     inputs.send()
     return rows
 
@@ -112,6 +114,9 @@ def check_work(
         seen.extend(range(first, first + count))
     assert sorted(seen) == [row for row, facts in enumerate(expected) if facts[3] >= 0]
     assert int(device["num_tiles"]) == rows.num_lora_tiles
+    tiles = device["tiles"][: rows.num_lora_tiles].tolist()
+    shrinks = [[*tile, block] for tile in tiles for block in range(RANK_BLOCKS[tile[0]])]
+    assert device["shrink_tiles"][: int(device["num_shrink_tiles"])].tolist() == shrinks
     attended = [row for row in device["decode_rows"].tolist() if row >= 0]
     ends = []
     for first, count, seat, start in device["prefill_tiles"][: rows.num_prefill_tiles].tolist():
@@ -143,7 +148,7 @@ def check_samples(inputs: StepInputs, chunks: list[Chunk], rows: StepRows) -> No
 @pytest.mark.parametrize("num_slots", [1, 4, 64, 2048])
 @pytest.mark.parametrize("seqs", [1, 100, 512, 600, 1024, 4096])
 def test_work_lists_hold_every_step_of_one_adapter_or_many(seqs: int, num_slots: int) -> None:
-    limits = StepLimits(seqs + 128, seqs, num_slots, PREFILL_ROWS)
+    limits = StepLimits(seqs + 128, seqs, num_slots, 4, PREFILL_ROWS)
     for sizes, most in ((limits.decode_sizes(), seqs), (limits.mixed_sizes(), seqs + 128)):
         for rows in {1, *(min(most, n) for n in (512, 513, 2048, 2049)), most}:
             segments = min(rows, num_slots)
@@ -246,12 +251,14 @@ def test_consecutive_pages_are_copied_together() -> None:
 
 
 def test_prompts_alone_launch_no_attention_of_decodes() -> None:
-    limits = StepLimits(max_rows=64, max_num_seqs=4, num_slots=2, prefill_rows=16)
+    limits = StepLimits(max_rows=64, max_num_seqs=4, num_slots=2, rank_blocks=1, prefill_rows=16)
     inputs = StepInputs(limits.mixed_sizes(), 3, torch.device("cpu"))
 
     def decode_rows(*counts: int) -> torch.Tensor:
         chunks = [Chunk(seat, NO_SLOT, 5, n, (1,) * n, (0,)) for seat, n in enumerate(counts)]
-        rows = fill_rows(chunks, inputs.acquire(), 32, limits.prefill_rows, None)
+        rows = fill_rows(
+            chunks, inputs.acquire(), 32, limits.prefill_rows, None, np.ones(2, np.int64)
+        )
         inputs.send()
         return trunk_step(inputs, limits, 32, rows, False).decode_rows
 

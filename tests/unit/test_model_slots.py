@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine_svc.adapters.packer import plan_packing, write_packed
-from engine_svc.layout import AdapterLayout, adapter_layout, smallest_page_size
+from engine_svc.layout import RANK_BLOCK, AdapterLayout, adapter_layout, smallest_page_size
 from engine_svc.model.arena import Arena
 from engine_svc.model.completion import Completion
 from engine_svc.model.linear import Linear
@@ -228,6 +228,7 @@ def test_a_binding_takes_each_row_once(bench: Bench) -> None:
     row = bench.writer.take_row(1, bench.digest)
     bench.rows.write(1, row)
     assert bench.rows.digest(1) == bench.digest
+    assert bench.rows.rank_blocks.tolist() == [0, -(-max(RANKS.values()) // RANK_BLOCK), 0]
     with pytest.raises(KeyError):
         bench.writer.take_row(1, bench.digest)
 
@@ -255,6 +256,7 @@ def test_a_cleared_row_is_poisoned_and_a_shorter_one_leaves_no_rest(bench: Bench
     assert table.rank[1].eq(0).all()
     assert table.scale[1].eq(0).all()
     assert bench.rows.digest(1) == ""
+    assert not bench.rows.rank_blocks.any()
 
 
 def test_cached_views_and_kernels_add_what_the_dense_matrices_add(bench: Bench) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_svc.layout import AdapterLayout
+from engine_svc.layout import RANK_BLOCK, AdapterLayout
 from engine_svc.model.arena import Arena
 from engine_svc.model.gpu.allocation_guard import AllocationGuard
 from engine_svc.model.gpu.buckets import decode_buckets
@@ -123,8 +123,11 @@ def build_gpu_runner(
         limits.context_tokens, overlap=overlap,
     )  # fmt: skip
     prefill_rows = tile_rows(base.num_heads, base.num_kv_heads)
-    shapes = StepLimits(limits.max_rows, limits.max_num_seqs, limits.num_slots, prefill_rows)
-    stepper = Stepper(trunk, page_table, shapes, _RING_DEPTH, device)
+    rank_blocks = -(-site_table.max_rank // RANK_BLOCK)
+    shapes = StepLimits(
+        limits.max_rows, limits.max_num_seqs, limits.num_slots, rank_blocks, prefill_rows
+    )
+    stepper = Stepper(trunk, page_table, shapes, site_table.rank_blocks, _RING_DEPTH, device)
     head_lora = KernelLora(site_table, layout, BLOCK_ROWS, limits.num_slots)
     vocabulary = AdapterVocabulary(
         arena.numbers, layout, base.vocab_size, head_lora, limits.num_slots

@@ -22,11 +22,12 @@ _ALIGN = 32
 
 @dataclass(frozen=True, slots=True)
 class InputSizes:
-    """Capacities. `prefill_tiles` 0: a step of decodes alone."""
+    """Capacities. `rank_blocks`: of one adapter; `prefill_tiles` 0: a step of decodes alone."""
 
     rows: int
     decodes: int
     lora_tiles: int
+    rank_blocks: int
     prefill_tiles: int
     updates: int
 
@@ -34,6 +35,7 @@ class InputSizes:
         """Name → shape, in the order of the block."""
         return {
             "num_tiles": (1,),
+            "num_shrink_tiles": (1,),
             "num_updates": (1,),
             "num_prefill_tiles": (1,),
             "token_ids": (self.rows,),
@@ -43,6 +45,7 @@ class InputSizes:
             "decode_rows": (self.decodes,),
             "sample_rows": (self.decodes,),
             "tiles": (self.lora_tiles, 3),
+            "shrink_tiles": (self.lora_tiles * self.rank_blocks, 4),
             "prefill_tiles": (self.prefill_tiles, 4),
             "updates": (self.updates, 2),
         }
@@ -53,8 +56,8 @@ class StepInputs:
 
     Views [..]: see InputSizes.fields; token_ids −1: the seat's last token; row_seat, row_slot −1:
     padding or none; decode_rows −1: none; sample_rows: rows of which a token is sampled, padded
-    with row 0; tiles as kernels.lora_tables.SegmentPlan; prefill_tiles (first row, rows, seat,
-    start).
+    with row 0; tiles and shrink_tiles as kernels.lora_tables.SegmentPlan; prefill_tiles (first row,
+    rows, seat, start).
     """
 
     def __init__(self, sizes: InputSizes, ring_depth: int, device: torch.device) -> None:

@@ -54,11 +54,12 @@ def fill_rows(
     padded: int,
     prefill_rows: int,
     lora_rows: int | None,
+    rank_blocks: Ints,
 ) -> StepRows:
     """Write all fields of `staged` but the page updates for `padded` rows.
 
     Args: prefill_rows, rows of a prefill tile; lora_rows, of a LoRA work item, None: chosen by the
-    step's segments.
+    step's segments; rank_blocks [num_slots], of the adapter in each slot.
     """
     seats, slots, starts, counts, tokens, _, sampling, *_ = zip(*chunks, strict=True)
     seat, slot = np.array(seats, dtype=np.int64), np.array(slots, dtype=np.int64)
@@ -81,7 +82,7 @@ def fill_rows(
     live = segments[segments[:, 2] >= 0]
     if lora_rows is None:
         lora_rows = lora_tile_rows(padded, live[:, 1])
-    _fill_lora(staged, live, lora_rows)
+    _fill_lora(staged, live, lora_rows, rank_blocks)
     sampled = [len(seats) for seats in sampling]
     samples_all = num_rows == len(chunks) and sampled == [1] * num_rows
     sample_rows = end - 1 if samples_all else np.repeat(end - 1, sampled)
@@ -133,13 +134,19 @@ def _fill_prefills(
     staged["num_prefill_tiles"][0] = n
 
 
-def _fill_lora(staged: dict[str, Array], live: Ints, size: int) -> None:
+def _fill_lora(staged: dict[str, Array], live: Ints, size: int, rank_blocks: Ints) -> None:
     segment, begin, rows = _cut(live[:, 1], size)
-    target, n = staged["tiles"], len(segment)
-    target[:n, 0] = live[segment, 2]
-    target[:n, 1] = live[segment, 0] + begin
-    target[:n, 2] = rows
+    slot, n = live[segment, 2], len(segment)
+    tiles = staged["tiles"][:n]
+    tiles[:, 0] = slot
+    tiles[:, 1] = live[segment, 0] + begin
+    tiles[:, 2] = rows
     staged["num_tiles"][0] = n
+    tile, block, _ = _cut(rank_blocks[slot], 1)
+    shrinks = staged["shrink_tiles"][: len(tile)]
+    shrinks[:, :3] = tiles[tile]
+    shrinks[:, 3] = block
+    staged["num_shrink_tiles"][0] = len(tile)
 
 
 def _cut(counts: Ints, size: int) -> tuple[Ints, Ints, Ints]:

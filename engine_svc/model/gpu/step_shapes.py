@@ -18,11 +18,13 @@ CAPTURED_PROMPTS = 32
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What bounds a step. `prefill_rows`: rows of a prefill tile at most."""
+    """What bounds a step. `rank_blocks`: of an adapter at most; `prefill_rows`: of a prefill tile
+    at most."""
 
     max_rows: int
     max_num_seqs: int
     num_slots: int
+    rank_blocks: int
     prefill_rows: int
 
     def captured_lora_tiles(self, rows: int) -> int:
@@ -39,12 +41,15 @@ class StepLimits:
     def decode_sizes(self) -> InputSizes:
         """Of steps without prompts: usually at most one new page a row."""
         rows = self.max_num_seqs
-        return InputSizes(rows, rows, most_lora_tiles(rows, self.num_slots), 0, 2 * rows)
+        lora_tiles = most_lora_tiles(rows, self.num_slots)
+        return InputSizes(rows, rows, lora_tiles, self.rank_blocks, 0, 2 * rows)
 
     def mixed_sizes(self) -> InputSizes:
         rows, seqs = self.max_rows, self.max_num_seqs
         lora_tiles = most_lora_tiles(rows, self.num_slots)
-        return InputSizes(rows, seqs, lora_tiles, self.prefill_tiles(rows), rows + seqs)
+        return InputSizes(
+            rows, seqs, lora_tiles, self.rank_blocks, self.prefill_tiles(rows), rows + seqs
+        )
 
 
 def trunk_step(
@@ -65,9 +70,16 @@ def trunk_step(
     if with_lora:
         segments = () if rows is None else tuple(s for s in rows.segments if s[2] >= 0)
         num_tiles = limits.captured_lora_tiles(padded) if rows is None else rows.num_lora_tiles
-        tiles = device["tiles"][:num_tiles]
+        shrink_tiles = device["shrink_tiles"][: num_tiles * limits.rank_blocks]
         tile_rows = captured_tile_rows(padded) if rows is None else rows.lora_tile_rows
-        plan = SegmentPlan(segments, tiles, device["num_tiles"], tile_rows)
+        plan = SegmentPlan(
+            segments,
+            device["tiles"][:num_tiles],
+            device["num_tiles"],
+            shrink_tiles,
+            device["num_shrink_tiles"],
+            tile_rows,
+        )
         adapters = StepAdapters(plan, device["row_slot"][:padded])
     return TrunkStep(
         token_ids=device["token_ids"][:padded],

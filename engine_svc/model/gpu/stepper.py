@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_svc.model.gpu.buckets import bucket_of, decode_buckets, mixed_buckets, padded_rows
@@ -40,10 +42,13 @@ class Stepper:
         trunk: Trunk,
         page_table: PageTable,
         limits: StepLimits,
+        rank_blocks: npt.NDArray[np.int64],
         ring_depth: int,
         device: torch.device,
     ) -> None:
+        """Args: rank_blocks [num_slots], of the adapter that each slot holds now."""
         self._trunk, self._page_table, self._limits = trunk, page_table, limits
+        self._rank_blocks = rank_blocks
         self._decodes = StepInputs(limits.decode_sizes(), ring_depth, device)
         self._mixed = StepInputs(limits.mixed_sizes(), ring_depth, device)
         self.decode_buckets = decode_buckets(limits.max_num_seqs)
@@ -75,7 +80,8 @@ class Stepper:
         size = None
         if to_capture or (bucket is not None and not (has_prompts and padded > FEW_ROWS)):
             size = captured_tile_rows(padded)
-        rows = fill_rows(chunks, staged, padded, self._limits.prefill_rows, size)
+        prefill_rows = self._limits.prefill_rows
+        rows = fill_rows(chunks, staged, padded, prefill_rows, size, self._rank_blocks)
         updates = self._page_table.updates(chunks)
         room = inputs.sizes.updates
         if len(updates) > room:
