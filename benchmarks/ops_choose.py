@@ -40,6 +40,10 @@ GOALS: tuple[tuple[Cell, float], ...] = (
     (cell(256, "Zipf", 16), 46),
     (Cell(256, "four rows each", "16", (4,) * 64, (16,) * 64), 100),
     (cell(256, "distinct", 16), 188),
+    (Cell(512, "64 rows each", "16", (64,) * 8, (16,) * 8), 60),
+    (Cell(512, "two prompts", "16", (256, 256), (16, 16)), 60),
+    (Cell(1024, "64 rows each", "16", (64,) * 16, (16,) * 16), 100),
+    (Cell(1024, "two prompts", "16", (512, 512), (16, 16)), 100),
 )
 REPEATS = 9
 SHOWN = 4

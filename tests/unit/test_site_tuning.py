@@ -33,7 +33,7 @@ def test_a_site_of_a_smaller_model_stands_like_its_like(rows: int) -> None:
         )  # fmt: skip
 
 
-def test_each_step_of_up_to_512_rows_has_a_place_of_its_own_and_more_go_on_a_sooner_branch() -> (
+def test_each_step_of_up_to_256_rows_has_a_place_of_its_own_and_more_go_on_a_sooner_branch() -> (
     None
 ):
     places = {
@@ -44,8 +44,8 @@ def test_each_step_of_up_to_512_rows_has_a_place_of_its_own_and_more_go_on_a_soo
         for rows in (1, 8, 32, 64, 128, 256, 1024)
     }
     assert len({str(place) for place in places.values()}) == len(places)
-    assert places[64] == [("GEMM", LATER, 76)] * 2 + [("GEMM", LATER, 88)] * 2
-    assert places[32][::2] == [("branch", SAME, 0)] * 2
+    assert places[64] == [("GEMM", LATER, processors) for processors in (44, 56, 88, 66)]
+    assert places[1][2] == ("GEMM", SAME, 0)
     assert places[1024] == [("branch", SOONER, 0)] * 4
     assert all(place[0] in ORDERS for each in places.values() for place in each)
 
