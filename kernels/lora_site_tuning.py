@@ -57,9 +57,9 @@ class Place:
 # From 26 candidates at each site, in-layer (H200, torch 2.11, triton 3.6, 8B shape, commit
 # 84b6c30), at 1, 8, 32, 64, 128 and 256 rows: each row of the table has the least sum of time /
 # goal over the cells of benchmarks.ops_choose with so many rows, and where sums were alike what
-# serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors loses little as long as it
-# waits for memory, and leaves LoRA the other half: kernels of both never share one, since cuBLAS's
-# take all of its registers.
+# serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors loses
+# little as long as it waits for memory, and leaves LoRA the other half: kernels of both never share
+# one, since cuBLAS's take all of its registers.
 # Each: most padded rows, then qkv, o, gate_up, down.
 _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
     (
