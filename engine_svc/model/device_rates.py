@@ -30,9 +30,12 @@ def measure_rates(device: str) -> DeviceRates | None:
     """
     if device == "cpu" or not torch.cuda.is_available():
         return None
-    rates = DeviceRates(2 * COPY_BYTES / _copy_s(), 2 * _MATRIX**3 / _product_s())
+    copy_s = _copy_s()
+    # before the product: cuBLAS keeps its workspace, which would keep all of the block that it is in
     torch.cuda.empty_cache()
-    return rates
+    product_s = _product_s()
+    torch.cuda.empty_cache()
+    return DeviceRates(2 * COPY_BYTES / copy_s, 2 * _MATRIX**3 / product_s)
 
 
 def runtime_bytes(device: str, known_bytes: int) -> int:
@@ -52,7 +55,7 @@ def _copy_s() -> float:
 
 def _product_s() -> float:
     # random numbers: a product of zeros is faster than any that serves
-    a = torch.randn(_MATRIX, _MATRIX, device="cuda").to(torch.bfloat16)
+    a = torch.randn(_MATRIX, _MATRIX, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(a)
     return _median_s(lambda: torch.mm(a, a, out=out))
 

@@ -100,6 +100,7 @@ def test_captured_decode_follows_a_batch_that_changes_in_place(pdl: bool) -> Non
         for name in ("q", "decode_rows", "row_seat", "positions"):
             getattr(live, name).copy_(getattr(case, name))
 
+    load(cases[0])
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

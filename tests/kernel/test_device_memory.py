@@ -20,7 +20,8 @@ def test_rates_are_those_of_a_gpu_and_leave_no_memory_behind() -> None:
     assert rates is not None
     assert 1e11 < rates.bytes_per_s < 2e13
     assert 1e13 < rates.flops_per_s < 1e16
-    assert torch.cuda.memory_reserved() - before < COPY_BYTES
+    # what a library keeps for itself, and none of the blocks that were measured
+    assert torch.cuda.memory_reserved() - before < COPY_BYTES // 2
 
 
 def test_runtime_is_what_is_used_beyond_what_is_known() -> None:
