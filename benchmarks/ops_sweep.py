@@ -33,6 +33,7 @@ from kernels.lora_tuning import (
     DeltaTuning,
     ShrinkTuning,
     delta_tuning,
+    num_splits,
     shrink_tuning,
 )
 
@@ -161,7 +162,8 @@ def early_changes(site: SiteShape, tile_rows: int) -> Iterator[Candidate]:
     """The choice that is in force, with the launches' overlap the other way round."""
     if tile_rows == TILE_ROWS:
         shrink = shrink_tuning(site.in_features, tile_rows)
-        delta = delta_tuning(site.out_features, tile_rows)
+        partials = num_splits(site.in_features, tile_rows)
+        delta = delta_tuning(site.out_features, tile_rows, partials)
         yield replace(shrink, early=not shrink.early), delta
         yield shrink, replace(delta, early=not delta.early)
 

@@ -213,7 +213,7 @@ def lora_delta_triton(
     """
     if not delta.numel():
         return delta
-    tuning = tuning or delta_tuning(delta.shape[1], plan.tile_rows)
+    tuning = tuning or delta_tuning(delta.shape[1], plan.tile_rows, u.shape[0])
     if plan.tile_rows == PREFILL_TILE_ROWS:
         launch_prefill_delta(u, table, plan, first_entry, columns, cell, delta, tuning)
         return delta

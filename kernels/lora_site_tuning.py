@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernels.lora_tables import PREFILL_TILE_ROWS
-from kernels.lora_tuning import DeltaTuning, ShrinkTuning, delta_tuning, shrink_tuning
+from kernels.lora_tuning import DeltaTuning, ShrinkTuning, delta_tuning, num_splits, shrink_tuning
 
 #: of a site's branch beside its GEMM: which goes first where both could start
 SOONER, SAME, LATER = -1, 0, 1
@@ -35,31 +35,36 @@ class SiteTuning:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How a site's launches stand beside its GEMM. Args: programs, of both kernels; others as in
-    SiteTuning and ShrinkTuning."""
+    """How a site's launches stand beside its GEMM.
+
+    Args: programs, of the shrink; delta_programs, 0: as the delta's own tuning has them, but no
+    more than the shrink's; others as in SiteTuning and ShrinkTuning.
+    """
 
     order: str
     priority: int
     programs: int = 528
     processors: int = 0
     packed: bool = False
+    delta_programs: int = 0
 
     def of(self, shrink: ShrinkTuning, delta: DeltaTuning) -> SiteTuning:
+        delta_programs = self.delta_programs or min(self.programs, delta.programs)
         return SiteTuning(
             replace(shrink, programs=self.programs, packed=self.packed),
-            replace(delta, programs=self.programs, packed=self.packed),
+            replace(delta, programs=delta_programs, packed=self.packed),
             self.order,
             self.priority,
             self.processors,
         )
 
 
-# From 26 candidates at each site, in-layer (H200, torch 2.11, triton 3.6, 8B shape, commit
-# 84b6c30), at 1, 8, 32, 64, 128 and 256 rows: each row of the table has the least sum of time /
-# goal over the cells of benchmarks.ops_choose with so many rows, and where sums were alike what
-# serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors loses
-# little as long as it waits for memory, and leaves LoRA the other half: kernels of both never share
-# one, since cuBLAS's take all of its registers.
+# From 26 candidates at each site, in-layer (H200, torch 2.11, triton 3.6, 8B shape, commits 84b6c30
+# and b9a1d40), at 1, 8, 32, 64, 128, 256, 512 and 1024 rows: each row of the table has the least
+# sum of time / goal over the cells of benchmarks.ops_choose with so many rows, and where sums were
+# alike what serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors
+# loses little as long as it waits for memory, and leaves LoRA the other half: kernels of both never
+# share one, since cuBLAS's take all of its registers.
 # Each: most padded rows, then qkv, o, gate_up, down.
 _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
     (
@@ -94,7 +99,7 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         (
             Place("GEMM", LATER, processors=44),
             Place("GEMM", LATER, processors=56),
-            Place("GEMM", LATER, processors=88),
+            Place("GEMM", LATER, processors=88, delta_programs=1056),
             Place("GEMM", LATER, processors=66),
         ),
     ),
@@ -112,8 +117,26 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         (
             Place("GEMM", LATER, processors=66),
             Place("GEMM", LATER, processors=100),
-            Place("GEMM", LATER, processors=120),
+            Place("GEMM", LATER, processors=120, delta_programs=1056),
             Place("GEMM", LATER, processors=112),
+        ),
+    ),
+    (
+        640,
+        (
+            Place("GEMM", LATER, 132, processors=112),
+            Place("GEMM", LATER, 264, processors=112),
+            Place("GEMM", LATER, processors=120),
+            Place("GEMM", LATER, processors=120),
+        ),
+    ),
+    (
+        1024,
+        (
+            Place("GEMM", LATER, processors=100),
+            Place("GEMM", LATER, 132, processors=112),
+            Place("GEMM", LATER, processors=120),
+            Place("GEMM", LATER),
         ),
     ),
 )
@@ -124,7 +147,8 @@ _MANY_ROWS = Place("branch", SOONER)
 def site_tuning(in_features: int, out_features: int, rows: int, tile_rows: int) -> SiteTuning:
     """How a site is computed in a step of `rows` padded rows. The split of K does not depend on
     `rows`."""
-    shrink, delta = shrink_tuning(in_features, tile_rows), delta_tuning(out_features, tile_rows)
+    shrink = shrink_tuning(in_features, tile_rows)
+    delta = delta_tuning(out_features, tile_rows, num_splits(in_features, tile_rows))
     if tile_rows == PREFILL_TILE_ROWS:
         return SiteTuning(shrink, delta)
     return _place(in_features, out_features, rows).of(shrink, delta)

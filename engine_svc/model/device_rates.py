@@ -31,7 +31,7 @@ def measure_rates(device: str) -> DeviceRates | None:
     if device == "cpu" or not torch.cuda.is_available():
         return None
     copy_s = _copy_s()
-    # before the product: cuBLAS keeps its workspace, which would keep all of the block that it is in
+    # before the product: cuBLAS keeps a workspace, and with it all of the block that it lies in
     torch.cuda.empty_cache()
     product_s = _product_s()
     torch.cuda.empty_cache()

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 from kernels import lora_add_triton, lora_delta_triton, lora_prefill_triton, lora_shrink_triton
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, TILE_ROWS
-from kernels.lora_tuning import DeltaTuning, ShrinkTuning, delta_tuning, shrink_tuning
+from kernels.lora_tuning import DeltaTuning, ShrinkTuning, delta_tuning, num_splits, shrink_tuning
 
 ARCHITECTURES = (80, 90)
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -47,8 +47,9 @@ def main() -> None:
             for in_features in IN_FEATURES:
                 for tile_rows in (TILE_ROWS, PREFILL_TILE_ROWS):
                     shrink(dtype, architecture, in_features, tile_rows)
-            for tile_rows in (TILE_ROWS, PREFILL_TILE_ROWS):
-                delta(dtype, architecture, tile_rows)
+            for in_features in IN_FEATURES:
+                delta(dtype, architecture, in_features, TILE_ROWS)
+            delta(dtype, architecture, IN_FEATURES[0], PREFILL_TILE_ROWS)
             constants = {"BLOCK_N": lora_add_triton.BLOCK_N, "OFFSET_UNIT": OFFSET_UNIT}
             warps = {"num_warps": lora_add_triton.NUM_WARPS}
             report(lora_add_triton.add_kernel, dtype, architecture, constants, warps)
@@ -78,12 +79,13 @@ def shrink(dtype: str, architecture: int, in_features: int, tile_rows: int) -> N
     report(kernel, dtype, architecture, constants, options_of(tuning))
 
 
-def delta(dtype: str, architecture: int, tile_rows: int) -> None:
-    tuning = delta_tuning(OUT_FEATURES, tile_rows)
+def delta(dtype: str, architecture: int, in_features: int, tile_rows: int) -> None:
+    partials = num_splits(in_features, tile_rows)
+    tuning = delta_tuning(OUT_FEATURES, tile_rows, partials)
     constants = {
         "COLUMN_BLOCKS": OUT_FEATURES // tuning.block_columns,
-        "NUM_SPLITS": 4,
-        "SPLITS_POWER": 4,
+        "NUM_SPLITS": partials,
+        "SPLITS_POWER": triton.next_power_of_2(partials),
         "BLOCK_N": tuning.block_columns,
         "ALIGNED": True,
         **BLOCKS,
@@ -141,6 +143,7 @@ def report(
                 "wide_loads": wide_loads(compiled.asm["ptx"]),
                 "narrow_loads": len(re.findall(r"ld\.global[.\w:]*\.b16", compiled.asm["ptx"])),
                 "shared_bytes": compiled.metadata.shared,
+                "warps": options["num_warps"],
                 **resources(compiled.asm["cubin"]),
             }
         )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-#: an A100 has 164 KB a multiprocessor, an H100 and its like 228
+#: of four warps; an A100 has 164 KB a multiprocessor, an H100 and its like 228
 MAX_SHARED_BYTES = 40 * 1024
 MAX_REGISTERS = 128
 #: a few registers kept in memory on the older architecture
@@ -50,7 +50,7 @@ def test_weights_are_loaded_sixteen_bytes_a_thread(variants: list[dict[str, Any]
     assert narrow == []
 
 
-def test_half_precision_decode_kernels_leave_room_for_four_programs_of_a_multiprocessor(
+def test_half_precision_decode_kernels_leave_room_for_sixteen_warps_of_a_multiprocessor(
     variants: list[dict[str, Any]],
 ) -> None:
     greedy = [
@@ -60,7 +60,7 @@ def test_half_precision_decode_kernels_leave_room_for_four_programs_of_a_multipr
         and not variant["kernel"].startswith("prefill")
         and (
             variant["registers"] > MAX_REGISTERS
-            or variant["shared_bytes"] > MAX_SHARED_BYTES
+            or variant["shared_bytes"] > MAX_SHARED_BYTES * variant["warps"] // 4
             or variant["stack_bytes"] > MAX_STACK_BYTES
         )
     ]

@@ -63,7 +63,7 @@ def test_every_place_of_the_programs_gives_the_same(few_rows: int, packed: bool)
     case = lora_case(
         [(0, 1, 0), (1, 2, 1), (3, 21, 3), (24, 2, 4)], MIXED_RANKS, 64, SPANS, torch.float16
     )
-    shrink, delta = shrink_tuning(64, TILE_ROWS), delta_tuning(80, TILE_ROWS)
+    shrink, delta = shrink_tuning(64, TILE_ROWS), delta_tuning(80, TILE_ROWS, 1)
     grid = {"few_rows": few_rows, "packed": packed}
     check_all(case, replace(shrink, leads=False, **grid), replace(delta, **grid))
 
@@ -71,7 +71,7 @@ def test_every_place_of_the_programs_gives_the_same(few_rows: int, packed: bool)
 def test_inputs_that_are_read_at_once_give_the_same_as_those_read_in_parts() -> None:
     case = lora_case([(0, 1, 0), (1, 21, 3)], MIXED_RANKS, 64, SPANS, torch.float16)
     shrink = replace(shrink_tuning(64, TILE_ROWS), block_k=1024, num_warps=8, dot_k=0)
-    check_all(case, shrink, delta_tuning(80, TILE_ROWS))
+    check_all(case, shrink, delta_tuning(80, TILE_ROWS, 1))
 
 
 def test_single_token_of_one_adapter_equals_the_reference() -> None:

@@ -22,7 +22,7 @@ CALLS = {
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_order_makes_each_launch_once(order: str) -> None:
     calls: list[str] = []
-    tuning = SiteTuning(shrink_tuning(64, TILE_ROWS), delta_tuning(64, TILE_ROWS), order)
+    tuning = SiteTuning(shrink_tuning(64, TILE_ROWS), delta_tuning(64, TILE_ROWS, 1), order)
     Branch(torch.device("cpu")).run(
         tuning,
         lambda: calls.append("shrink"),
@@ -41,7 +41,7 @@ def test_every_order_and_priority_is_captured_with_all_its_dependencies(
     device = torch.device("cuda")
     x, weight = (torch.randn(512, 512, device=device) for _ in range(2))
     u, delta, y, out = (torch.empty_like(x) for _ in range(4))
-    shrink, expand = shrink_tuning(64, TILE_ROWS), delta_tuning(64, TILE_ROWS)
+    shrink, expand = shrink_tuning(64, TILE_ROWS), delta_tuning(64, TILE_ROWS, 1)
     tuning = SiteTuning(shrink, expand, order, priority, processors=112)
     branch = Branch(device)
 
