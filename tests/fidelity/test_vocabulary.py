@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_svc.model import vocabulary
 from engine_svc.model.lora import KernelLora
+from engine_svc.model.vocabulary import _Table
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
@@ -146,6 +148,24 @@ def test_all_share_a_batch_with_joins_and_leaves(setup: Setup, run: DirectRunner
         some = [one for one in everyone[:joined] if len(one.outputs) < 8]
         run.generate(some, joined // 2 + 2, chunk=6)
     run.generate(everyone, 11, chunk=6)
+    check(setup, pairs)
+
+
+def test_a_long_prompts_tokens_are_looked_up_in_blocks_that_bound_the_memory(
+    setup: Setup, run: DirectRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[int] = []
+    rows = _Table.rows
+
+    def counted(table: _Table, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        looked_up.append(len(ids))
+        return rows(table, numbers, ids)
+
+    monkeypatch.setattr(vocabulary, "EMBED_ROWS", 4)
+    monkeypatch.setattr(_Table, "rows", counted)
+    pairs = sequences(setup)
+    run.generate([sequence for _, sequence in pairs], 2)
+    assert max(looked_up) == 4
     check(setup, pairs)
 
 
