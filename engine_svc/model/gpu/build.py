@@ -79,7 +79,6 @@ class GpuWorkspace:
         self,
         base: BaseModelSpec,
         layout: AdapterLayout,
-        weights: ModelWeights,
         limits: GpuLimits,
         dtype: torch.dtype,
         device: torch.device,
