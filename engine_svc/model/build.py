@@ -21,6 +21,7 @@ from engine_svc.model.lora_views import ViewLora
 from engine_svc.model.runner import ModelRunner
 from engine_svc.model.seats import SeatState
 from engine_svc.model.site_table import SiteTableRows
+from engine_svc.model.slot_bindings import SlotBindings
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.model.weights import ModelWeights, load_weights
@@ -155,7 +156,8 @@ def _eager_runner(
     vocabulary = AdapterVocabulary(arena.numbers, layout, base.vocab_size, lora, options.max_slots)
     model = Llama(base, weights, arena, lora, vocabulary, context_tokens)
     planner = ForwardPlanner(base, arena)
-    return ModelRunner(model, arena, planner, rows, lora, vocabulary, slot_writer, seats)
+    bindings = SlotBindings(rows, lora, vocabulary, slot_writer)
+    return ModelRunner(model, arena, planner, bindings, seats)
 
 
 def _smaller_step(options: ModelOptions) -> str:

@@ -175,8 +175,10 @@ def test_the_kernels_references_serve_the_head_like_the_cached_views(
     if setup.way != "eager":
         pytest.skip("it has no views")
     inner: Any = run.runner
-    kernels = KernelLora(inner._site_table, run.loaded.layout, max_tokens=512, num_slots=16)
-    inner._lora = inner._model._lora = inner._vocabulary._lora = kernels
+    kernels = KernelLora(
+        inner._bindings._site_table, run.loaded.layout, max_tokens=512, num_slots=16
+    )
+    inner._model._lora = inner._model._vocabulary._lora = kernels
     pairs = sequences(setup)
     run.generate([sequence for _, sequence in pairs], 6)
     check(setup, pairs)

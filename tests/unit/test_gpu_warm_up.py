@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine_svc.types import LateInputs, StepPlan
+from kernels.rank_tokens import MAX_TOP
 from tests.support.direct_runner import DirectRunner
 from tests.support.fake_graphs import FakeGraphs, use_fake_graphs, warm_up
 from tests.support.tiny_model import write_tiny_model
@@ -90,6 +91,8 @@ def test_an_engine_of_few_seats_has_sampled_in_every_way_too(
     sample, draw = inner.sample, inner._sampler._sample
 
     def sampled(plan: StepPlan, late: LateInputs) -> None:
+        ranked = [c.num_tokens for c in plan.chunks if c.prompt_logprobs == MAX_TOP]
+        seen.update(f"{tokens} prompt tokens ranked" for tokens in ranked)
         for opening in plan.seat_openings:
             wish = opening.sampling
             seen.update(
@@ -116,7 +119,7 @@ def test_an_engine_of_few_seats_has_sampled_in_every_way_too(
     warm_up(run)
     assert seen == {
         "greedy", "ranked", "penalised, long", "biased", "banned",
-        "plain", "plain, cut", "masked, cut",
+        "plain", "plain, cut", "masked, cut", f"{seqs + 40} prompt tokens ranked",
     }  # fmt: skip
 
 

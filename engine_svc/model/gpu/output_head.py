@@ -12,10 +12,8 @@ from engine_svc.model.gpu.stepper import StagedStep
 from engine_svc.model.gpu.trunk import Projection
 from engine_svc.model.linear import Linear
 from engine_svc.model.lora import Segment
+from engine_svc.model.prompt_logits import BLOCK_ROWS
 from engine_svc.model.vocabulary import AdapterVocabulary
-
-#: rows of logits of an adapter's own head, or for tools, that exist at one time
-BLOCK_ROWS = 32
 
 
 class OutputHead:

@@ -15,6 +15,7 @@ from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.model.gpu.stepper import Stepper
 from engine_svc.model.gpu.synthetic_adapter import Outer, synthetic_row
 from engine_svc.types import NO_SLOT, Chunk, LateInputs, SamplingParams, SeatOpening, StepPlan
+from kernels.rank_tokens import MAX_TOP
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +88,8 @@ class WarmUp:
         for first_wish in range(max(1, len(_SAMPLING) + 1 - len(decodes))):
             self._run(decodes, False, context=self._longest, first_wish=first_wish)
         for slot in (_SLOT, NO_SLOT):
-            count = min(2 * self._page_size, self._longest, self._max_rows)
-            prompt = self._chunk(0, slot, 0, count)._replace(prompt_logprobs=2)
+            count = min(self._longest, self._max_rows)
+            prompt = self._chunk(0, slot, 0, count)._replace(prompt_logprobs=MAX_TOP)
             everything = bytes([255]) * -(-self._vocab_size // 8)
             self._run([prompt], False, LateInputs(((0, everything),)), first_wish=_CUT)
 
