@@ -85,7 +85,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     dtype: torch.dtype = getattr(torch, dtype_name)
     if device.type == "cpu":
         _use_all_cores()
-    context_tokens = _within("context_tokens", options.context_tokens, base.context_tokens)
+    context_tokens = _context_tokens(options.context_tokens, base.context_tokens)
     page_size = _page_size(options.page_size, base, dtype_name)
     static = options.static_buffers or device.type == "cuda"
     gpu_limits = _gpu_limits(options, context_tokens)
@@ -213,9 +213,12 @@ def _dtype_name(name: str, device: torch.device) -> str:
     return name
 
 
-def _within(field: str, value: int, limit: int) -> int:
-    if value < 0 or value > limit:
-        raise FieldInvalid(field, value, f"1 to {limit}, or 0 for all", reason="CONFIG_INVALID")
+def _context_tokens(value: int, limit: int) -> int:
+    """Two at least: a token of a prompt and one of its answer."""
+    if value and not 2 <= value <= limit:
+        raise FieldInvalid(
+            "max_model_len", value, f"2 to {limit}, or 0 for all", reason="CONFIG_INVALID"
+        )
     return value or limit
 
 
