@@ -3,7 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +35,7 @@ class PromptBlock:
 
 
 def prompt_blocks(
-    chunks: Sequence[Chunk], first_rows: Sequence[int], hidden: torch.Tensor, logits_of: LogitsOf
+    chunks: Sequence[Chunk], first_rows: Iterable[int], hidden: torch.Tensor, logits_of: LogitsOf
 ) -> list[PromptBlock]:
     """What prompt_logprobs asked for. Args: first_rows, of each chunk in hidden [T, C]."""
     blocks: list[PromptBlock] = []

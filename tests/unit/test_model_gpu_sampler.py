@@ -136,10 +136,14 @@ def test_no_more_tokens_are_reported_than_the_vocabulary_has() -> None:
     assert sorted(token for token, _ in found.top) == list(range(vocab))
 
 
-def test_a_seat_that_is_taken_again_forgets_the_sequence_before() -> None:
+@pytest.mark.parametrize(
+    "others", [{}, {"logit_bias": ((7, 1.0),)}, {"min_tokens": 9, "eos_token_ids": (5,)}]
+)
+def test_a_seat_that_is_taken_again_forgets_the_sequence_before(others: dict[str, Any]) -> None:
     rules = WISHES["penalties"] | WISHES["bias"] | WISHES["bans"]
     first = SeatOpening(3, params(**rules), 0, (1, 2), (4, 4))
-    second = SeatOpening(3, params(**WISHES["penalties"]), 0, (9, 8))
+    others = {**WISHES["penalties"], **others}
+    second = SeatOpening(3, params(**others), 0, (9, 8))
     sampler, oracle, state = pair(first)
     logits = logits_of(1, seed=1)
     sampler.take(sampler.launch(logits, [3], [4], {}))

@@ -160,7 +160,7 @@ class GpuRunner:
         amend = self._amend if running.has_own_vocabulary else None
         hidden = running.hidden = self._stepper.run(staged, amend)
         running.prompts = prompt_blocks(
-            plan.chunks, staged.rows.first_rows.tolist(), hidden, self._head.of_segments
+            plan.chunks, staged.rows.first_rows, hidden, self._head.of_segments
         )
         return hidden, staged.rows
 
