@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.types import LateInputs, StepPlan
+from engine_svc.types import NO_SLOT, LateInputs, SamplingParams, StepPlan
 from kernels.rank_tokens import MAX_TOP
-from tests.support.direct_runner import DirectRunner
+from tests.support.direct_runner import DirectRunner, SeatedSequence
 from tests.support.fake_graphs import FakeGraphs, use_fake_graphs, warm_up
 from tests.support.tiny_model import write_tiny_model
 
@@ -143,3 +143,31 @@ def test_an_adapter_with_a_vocabulary_of_its_own_has_been_served(
     of_step = {f"{name} of {rows}" for name in ("weight", "A", "B", "head") for rows in (90, 3)}
     assert seen == of_step | {"head"}
     assert not any(vocabulary.brings(slot) for slot in range(4))
+
+
+def test_a_step_that_is_not_replayed_has_a_shape_that_was_warmed_up(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engines.load(2, 1000)
+    inner: Any = run.runner
+    shapes: set[tuple[int, bool]] = set()
+    launch = inner._stepper._trunk.run
+
+    def launched(step: Any, *others: Any) -> torch.Tensor:
+        shapes.add((len(step.token_ids), step.prefill_tiles is not None))
+        hidden: torch.Tensor = launch(step, *others)
+        return hidden
+
+    monkeypatch.setattr(inner._stepper._trunk, "run", launched)
+    warm_up(run)
+    warmed, replayed = set(shapes), inner._stepper._graphs.replayed
+    shapes.clear()
+    before = len(replayed)
+    for rows in (901, 960, 998):
+        sampling = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
+        long = SeatedSequence(0, NO_SLOT, [3] * rows, sampling)
+        run.run([(long, rows)])
+        run.release(long)
+    assert len(replayed) == before
+    assert shapes == {(1000, True)}
+    assert shapes <= warmed
