@@ -101,7 +101,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     arena_bytes = arena_bytes_of(
         device, options.arena_bytes, options.gpu_memory_utilization, layout.page_bytes
     )
-    with memory_for("what stands beside the arena", _smaller_arena(options)):
+    with memory_for("the arena and what stands beside it", _smaller_arena(options)):
         arena = Arena(base, page_size, dtype_name, arena_bytes, device)
         rows = SiteTableRows(arena.bytes, layout, options.max_slots, options.max_lora_rank)
         host_region = Path(options.host_region_path)

@@ -76,8 +76,8 @@ class WarmUp:
         )
 
     def _run_rare(self) -> None:
-        """What has no graph: an adapter's own output head, prompt_logprobs, grammar masks, a long
-        sequence with penalties."""
+        """What has no graph: an adapter's own vocabulary or LoRA of the head, prompt_logprobs,
+        grammar masks, a long sequence with penalties."""
         decodes = [self._chunk(seat, _SLOT, 1, 1) for seat in range(self._max_num_seqs)]
         for outer in (Outer.VOCABULARY, Outer.HEAD):
             row = synthetic_row(self._layout, outer, self._vocab_size)
