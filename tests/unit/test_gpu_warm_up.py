@@ -145,23 +145,32 @@ def test_an_adapter_with_a_vocabulary_of_its_own_has_been_served(
     assert not any(vocabulary.brings(slot) for slot in range(4))
 
 
+class Launched:
+    """(rows, with prompts, with adapters) of every step that a trunk launches."""
+
+    def __init__(self, run: DirectRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+        inner: Any = run.runner
+        trunk = inner._stepper._trunk
+        self.shapes: set[tuple[int, bool, bool]] = set()
+        self._launch = trunk.run
+        monkeypatch.setattr(trunk, "run", self._launched)
+
+    def _launched(self, step: Any, *others: Any) -> torch.Tensor:
+        has_prompts, has_adapters = step.prefill_tiles is not None, step.adapters is not None
+        self.shapes.add((len(step.token_ids), has_prompts, has_adapters))
+        hidden: torch.Tensor = self._launch(step, *others)
+        return hidden
+
+
 def test_a_step_that_is_not_replayed_has_a_shape_that_was_warmed_up(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = engines.load(2, 1000)
     inner: Any = run.runner
-    shapes: set[tuple[int, bool]] = set()
-    launch = inner._stepper._trunk.run
-
-    def launched(step: Any, *others: Any) -> torch.Tensor:
-        shapes.add((len(step.token_ids), step.prefill_tiles is not None))
-        hidden: torch.Tensor = launch(step, *others)
-        return hidden
-
-    monkeypatch.setattr(inner._stepper._trunk, "run", launched)
+    launched = Launched(run, monkeypatch)
     warm_up(run)
-    warmed, replayed = set(shapes), inner._stepper._graphs.replayed
-    shapes.clear()
+    warmed, replayed = set(launched.shapes), inner._stepper._graphs.replayed
+    launched.shapes.clear()
     before = len(replayed)
     for rows in (901, 960, 998):
         sampling = SamplingParams(max_tokens=9, seed=0, temperature=0.0)
@@ -169,5 +178,19 @@ def test_a_step_that_is_not_replayed_has_a_shape_that_was_warmed_up(
         run.run([(long, rows)])
         run.release(long)
     assert len(replayed) == before
-    assert shapes == {(1000, True)}
-    assert shapes <= warmed
+    assert launched.shapes == {(1000, True, False)}
+    assert launched.shapes <= warmed
+
+
+@pytest.mark.parametrize("tokens", [700, 1024, 1500])
+def test_steps_with_and_without_adapters_are_launched_though_one_graph_serves_both(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """Those with more prompts than a captured one has room for are not replayed."""
+    run = engines.load(40, tokens, max_slots=1)
+    inner: Any = run.runner
+    launched = Launched(run, monkeypatch)
+    warm_up(run)
+    buckets = inner._stepper.mixed_buckets
+    assert buckets
+    assert {(rows, True, lora) for rows in buckets for lora in (False, True)} <= launched.shapes

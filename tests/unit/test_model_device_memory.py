@@ -73,7 +73,8 @@ def test_a_gpu_without_room_for_the_arena_names_the_setting_and_its_limit(
         ),
         (
             "build_gpu_runner",
-            "for the arena and what stands beside it; lower --arena-bytes (4194304), or lower --max-num-seqs (7)",
+            "for the arena and what stands beside it; lower --arena-bytes (4194304), or lower"
+            " --max-num-seqs (7)",
         ),
     ],
 )

@@ -94,11 +94,12 @@ class WarmUp:
             self._run([prompt], False, LateInputs(((0, everything),)), first_wish=_CUT)
 
     def _steps(self) -> Iterator[tuple[list[Chunk], bool]]:
-        """Largest first, so that memory is asked for once; whether a graph is made of it."""
+        """Largest first, so that memory is asked for once; whether a graph is made of it. The base
+        alone before graphs with LoRA exist, which would be replayed for it."""
         stepper = self._stepper
         largest = max(stepper.mixed_buckets, default=0)
         eager = {padded_rows(self._max_rows >> shift, self._max_rows) for shift in range(8)}
-        for slot in (_SLOT, NO_SLOT):
+        for slot in (NO_SLOT, _SLOT):
             for rows in sorted((n for n in eager if n > max(largest, 1)), reverse=True):
                 yield self._prompts(rows, slot), False
             for rows in reversed(stepper.mixed_buckets):
