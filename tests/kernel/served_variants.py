@@ -5,7 +5,8 @@
 Prints those that only serving needs, one JSON object a line. Nothing is compiled or run: what a
 launch asks Triton for is written down instead. A variant is what Triton tells apart: constants,
 types, whether a pointer is aligned, whether a number is 1 or a multiple of 16. A process of its
-own, since it puts the kernels in place of their references.
+own, since it puts the kernels in place of their references. The first line also names what torch
+is asked for beside the kernels by steps without new sequences.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 import kernels.lora_delta_triton
@@ -27,7 +29,7 @@ import kernels.lora_shrink_triton
 from engine_svc.model import lora
 from engine_svc.model.gpu import launches, site_deltas, stepper, trunk
 from engine_svc.model.gpu.synthetic_adapter import Outer, synthetic_row
-from engine_svc.types import NO_SLOT, SamplingParams
+from engine_svc.types import NO_SLOT, LateInputs, SamplingParams
 from kernels.add_rms_norm_triton import add_rms_norm_triton
 from kernels.decode_attention_triton import decode_attention_triton
 from kernels.lora_add_triton import lora_add_triton
@@ -118,6 +120,37 @@ def steps(run: DirectRunner, seats: int, tokens: int) -> Iterator[list[tuple[Sea
         yield step
 
 
+class Operations(TorchDispatchMode):
+    """Names of what torch does inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def operations(run: DirectRunner, seats: int, rows: int) -> list[str]:
+    """Of decodes, and of decodes beside a prompt that goes on."""
+    long = SeatedSequence(0, NO_SLOT, [5] * rows, WISHES[0])
+    others = [SeatedSequence(seat, 0, [5], WISHES[seat % len(WISHES)]) for seat in range(1, seats)]
+    run.run([(long, 1), *((one, 1) for one in others)])
+    found = Operations()
+    for work in ([(one, 1) for one in others], [(long, rows - 2), *((one, 1) for one in others)]):
+        plan, _ = run.plan(work or [(long, 1)], None, 0)
+        with found:
+            run.runner.forward(plan)
+            run.runner.sample(plan, LateInputs())
+        run.runner.collect(plan.step)
+    for one in (long, *others):
+        run.release(one)
+    return sorted(found.names)
+
+
 def main(seats: int, tokens: int, folder: Path) -> None:
     launched = Launches()
     as_on_a_gpu()
@@ -137,7 +170,8 @@ def main(seats: int, tokens: int, folder: Path) -> None:
         run.run([(sequence, 1) for sequence, _ in step])
         for sequence, _ in step:
             run.release(sequence)
-    print(json.dumps({"warmed": len(warmed)}))
+    names = operations(run, seats, tokens - seats)
+    print(json.dumps({"warmed": len(warmed), "operations": names}))
     for variant in sorted(launched.variants - warmed, key=str):
         print(json.dumps({"late": [str(part) for part in variant]}))
     run.close()
