@@ -33,7 +33,14 @@ from engine_svc.names import NameMap
 from engine_svc.picture import picture
 from engine_svc.processes.core_loop import CoreLoop
 from engine_svc.processes.links import FrontendLink, LocalPeer
-from engine_svc.settings import AUTO, MIN_CHUNK, EngineSettings, step_tokens
+from engine_svc.settings import (
+    AUTO,
+    MIN_CHUNK,
+    EngineSettings,
+    SettingInvalid,
+    check_quantum,
+    step_tokens,
+)
 from engine_svc.shares import quota_of
 from engine_svc.snapshots import CoreSnapshot
 from engine_svc.types import EngineLimits
@@ -73,6 +80,11 @@ def num_places(settings: EngineSettings, device: str) -> int:
 def load_engine_model(settings: EngineSettings, host_region: Path) -> LoadedModel:
     """The model of `settings`; slots are filled from `host_region`. Raises: LoraplexError."""
     device = device_of(settings.device).type
+    try:
+        # before minutes of loading: with device auto nobody knew that it is a GPU
+        check_quantum(settings, device)
+    except SettingInvalid as error:
+        raise FailedPrecondition(str(error), reason="CONFIG_INVALID") from error
     places = num_places(settings, device)
     return load_model(
         find_base_folder(settings.model),

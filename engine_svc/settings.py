@@ -293,6 +293,17 @@ def step_tokens(settings: EngineSettings, device: str) -> int:
     return max(usual, settings.max_num_seqs + MIN_CHUNK)
 
 
+def check_quantum(settings: EngineSettings, device: str) -> None:
+    """Args: device, the one in use: cpu or cuda. Raises: SettingInvalid."""
+    step = replace(settings, max_num_batched_tokens=step_tokens(settings, device))
+    least = quantum_floor(step)
+    if settings.quantum != AUTO and settings.quantum < least:
+        raise SettingInvalid(
+            f"--quantum is {settings.quantum}; must be auto or at least {least}, the service of a "
+            "step that one adapter fills (--max-num-batched-tokens, --max-num-seqs and the prices)"
+        )
+
+
 def split_address(key: str, address: str) -> tuple[str, int]:
     """host and port of `host:port`. Raises: SettingInvalid."""
     try:
@@ -309,14 +320,7 @@ def _check(settings: EngineSettings) -> None:
             f"{floor}: --max-num-seqs ({settings.max_num_seqs}) + one chunk of {MIN_CHUNK}"
         )
     # an engine that finds a GPU may ask for more when it starts
-    device = "cuda" if settings.device == "cuda" else "cpu"
-    step = replace(settings, max_num_batched_tokens=step_tokens(settings, device))
-    least = quantum_floor(step)
-    if settings.quantum != AUTO and settings.quantum < least:
-        raise SettingInvalid(
-            f"--quantum is {settings.quantum}; must be auto or at least {least}, the service of a "
-            "step that one adapter fills (--max-num-batched-tokens, --max-num-seqs and the prices)"
-        )
+    check_quantum(settings, "cuda" if settings.device == "cuda" else "cpu")
     if 0 < settings.max_cpu_loras < settings.max_loras:
         raise SettingInvalid(
             f"--max-cpu-loras is {settings.max_cpu_loras}; must be 0 or at least "

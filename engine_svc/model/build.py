@@ -11,6 +11,7 @@ import torch
 from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smallest_page_size
 from engine_svc.model.arena import Arena
 from engine_svc.model.completion import Completion
+from engine_svc.model.device_memory import arena_bytes_of, memory_for
 from engine_svc.model.forward_plan import ForwardPlanner
 from engine_svc.model.gpu.build import GpuLimits, GpuWorkspace, build_gpu_runner, check_supported
 from engine_svc.model.gpu.runner import GpuRunner
@@ -20,14 +21,12 @@ from engine_svc.model.lora_views import ViewLora
 from engine_svc.model.runner import ModelRunner
 from engine_svc.model.seats import SeatState
 from engine_svc.model.site_table import SiteTableRows
+from engine_svc.model.slot_bindings import SlotBindings
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.model.weights import ModelWeights, load_weights
 from loraplex.base_model import BaseModelSpec, parse_config_json
 from loraplex.status import BaseModelUnsupported, FieldInvalid
-
-#: Arena on a CPU when its size is not given; memory is taken page by page as it is used.
-CPU_ARENA_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     Raises:
         BaseModelUnsupported: config.json or the checkpoint; names the field or tensors.
         FieldInvalid: an option outside its limit.
+        FailedPrecondition: a GPU whose memory does not suffice; names what to change.
     """
     base = _read_base(model_dir)
     device = device_of(options.device)
@@ -85,33 +85,40 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
     dtype: torch.dtype = getattr(torch, dtype_name)
     if device.type == "cpu":
         _use_all_cores()
-    context_tokens = _within("context_tokens", options.context_tokens, base.context_tokens)
+    context_tokens = _context_tokens(options.context_tokens, base.context_tokens)
     page_size = _page_size(options.page_size, base, dtype_name)
     static = options.static_buffers or device.type == "cuda"
     gpu_limits = _gpu_limits(options, context_tokens)
     if static:
         check_supported(base, page_size, gpu_limits.max_rows)
     layout = adapter_layout(base, page_size, dtype_name)
-    weights = load_weights(model_dir, base, dtype, device, options.load_format)
-    workspace = GpuWorkspace(base, layout, weights, gpu_limits, dtype, device) if static else None
-    arena_bytes = options.arena_bytes or _arena_bytes(device, options.gpu_memory_utilization)
-    arena = Arena(base, page_size, dtype_name, arena_bytes, device)
-    rows = SiteTableRows(arena.bytes, layout, options.max_slots, options.max_lora_rank)
-    host_region = Path(options.host_region_path)
-    completion = Completion(weights, arena, layout)
-    slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank, completion)
-    runner: ModelRunner | GpuRunner
-    if workspace is None:
-        runner = _eager_runner(
-            base, weights, arena, layout, rows, slot_writer, options, context_tokens
-        )  # fmt: skip
-    else:
-        on_gpu = device.type == "cuda"
-        runner = build_gpu_runner(
-            base, weights, arena, layout, rows, slot_writer, workspace,
-            warm_up=on_gpu, capture=on_gpu and not options.enforce_eager,
-            overlap=options.dependent_launches,
-        )  # fmt: skip
+    with memory_for("the weights", "use a GPU with more memory, or end the programs on it"):
+        weights = load_weights(model_dir, base, dtype, device, options.load_format)
+    workspace = None
+    if static:
+        with memory_for("the buffers of a step", _smaller_step(options)):
+            workspace = GpuWorkspace(base, layout, gpu_limits, dtype, device)
+    arena_bytes = arena_bytes_of(
+        device, options.arena_bytes, options.gpu_memory_utilization, layout.page_bytes
+    )
+    with memory_for("the arena and what stands beside it", _smaller_arena(options)):
+        arena = Arena(base, page_size, dtype_name, arena_bytes, device)
+        rows = SiteTableRows(arena.bytes, layout, options.max_slots, options.max_lora_rank)
+        host_region = Path(options.host_region_path)
+        completion = Completion(weights, arena, layout)
+        slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank, completion)
+        runner: ModelRunner | GpuRunner
+        if workspace is None:
+            runner = _eager_runner(
+                base, weights, arena, layout, rows, slot_writer, options, context_tokens
+            )  # fmt: skip
+        else:
+            on_gpu = device.type == "cuda"
+            runner = build_gpu_runner(
+                base, weights, arena, layout, rows, slot_writer, workspace,
+                warm_up=on_gpu, capture=on_gpu and not options.enforce_eager,
+                overlap=options.dependent_launches,
+            )  # fmt: skip
     return LoadedModel(
         runner=runner,
         slot_writer=slot_writer,
@@ -149,7 +156,22 @@ def _eager_runner(
     vocabulary = AdapterVocabulary(arena.numbers, layout, base.vocab_size, lora, options.max_slots)
     model = Llama(base, weights, arena, lora, vocabulary, context_tokens)
     planner = ForwardPlanner(base, arena)
-    return ModelRunner(model, arena, planner, rows, lora, vocabulary, slot_writer, seats)
+    bindings = SlotBindings(rows, lora, vocabulary, slot_writer)
+    return ModelRunner(model, arena, planner, bindings, seats)
+
+
+def _smaller_step(options: ModelOptions) -> str:
+    return (
+        f"lower --max-num-seqs ({options.max_num_seqs}) or --max-num-batched-tokens"
+        f" ({options.max_num_batched_tokens})"
+    )
+
+
+def _smaller_arena(options: ModelOptions) -> str:
+    size = f"--gpu-memory-utilization ({options.gpu_memory_utilization:g})"
+    if options.arena_bytes:
+        size = f"--arena-bytes ({options.arena_bytes})"
+    return f"lower {size}, or {_smaller_step(options)}"
 
 
 def _gpu_limits(options: ModelOptions, context_tokens: int) -> GpuLimits:
@@ -191,9 +213,12 @@ def _dtype_name(name: str, device: torch.device) -> str:
     return name
 
 
-def _within(field: str, value: int, limit: int) -> int:
-    if value < 0 or value > limit:
-        raise FieldInvalid(field, value, f"1 to {limit}, or 0 for all", reason="CONFIG_INVALID")
+def _context_tokens(value: int, limit: int) -> int:
+    """Two at least: a token of a prompt and one of its answer."""
+    if value and not 2 <= value <= limit:
+        raise FieldInvalid(
+            "max_model_len", value, f"2 to {limit}, or 0 for all", reason="CONFIG_INVALID"
+        )
     return value or limit
 
 
@@ -205,15 +230,6 @@ def _page_size(value: int, base: BaseModelSpec, dtype_name: str) -> int:
             reason="CONFIG_INVALID",
         )  # fmt: skip
     return value or smallest_page_size(base, dtype_name)
-
-
-def _arena_bytes(device: torch.device, utilization: float) -> int:
-    if device.type == "cpu":
-        return CPU_ARENA_BYTES
-    # what loading left in torch's hands counts as free
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return max(0, int(total * utilization) - (total - free))
 
 
 def _use_all_cores() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_svc.layout import SITES
-from engine_svc.model.staging import Staging
+from engine_svc.model.weight_staging import Staging
 from loraplex.base_model import BaseModelSpec, module_path
 from loraplex.status import BaseModelUnsupported
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+log = logging.getLogger(__name__)
 
 #: larger than any cache, small beside any GPU
 COPY_BYTES = 256 << 20
@@ -24,17 +27,23 @@ class DeviceRates:
 
 
 def measure_rates(device: str) -> DeviceRates | None:
-    """A few milliseconds; None on a CPU, whose caches make both numbers a matter of size.
+    """A few milliseconds; None on a CPU, whose caches make both numbers a matter of size, and on a
+    GPU that has no memory for it.
 
     Args: device, as in the settings: auto, cpu or cuda.
     """
     if device == "cpu" or not torch.cuda.is_available():
         return None
-    copy_s = _copy_s()
-    # before the product: cuBLAS keeps a workspace, and with it all of the block that it lies in
-    torch.cuda.empty_cache()
-    product_s = _product_s()
-    torch.cuda.empty_cache()
+    try:
+        copy_s = _copy_s()
+        # before the product: cuBLAS keeps a workspace, and with it all of the block that it lies in
+        torch.cuda.empty_cache()
+        product_s = _product_s()
+    except torch.OutOfMemoryError as error:
+        log.warning("device.not_measured", extra={"error": str(error).partition("\n")[0]})
+        return None
+    finally:
+        torch.cuda.empty_cache()
     return DeviceRates(2 * COPY_BYTES / copy_s, 2 * _MATRIX**3 / product_s)
 
 

@@ -12,37 +12,21 @@ from engine_svc.model.arena import Arena
 from engine_svc.model.forward_plan import ForwardPlanner, sampled_segments
 from engine_svc.model.llama import Llama
 from engine_svc.model.logprobs import RankedTokens, rank_tokens
-from engine_svc.model.lora import StepLora
+from engine_svc.model.prompt_logits import PromptBlock, prompt_blocks
 from engine_svc.model.sampler import Sampler
 from engine_svc.model.seats import SeatState
-from engine_svc.model.site_table import SiteTableRows
-from engine_svc.model.slot_writer import ArenaSlotWriter
-from engine_svc.model.vocabulary import AdapterVocabulary
-from engine_svc.types import (
-    BASE_DIGEST,
-    NO_SLOT,
-    Chunk,
-    LateInputs,
-    PromptLogprobs,
-    Sample,
-    SlotBinding,
-    StepPlan,
-    StepResult,
-    TokenLogprobs,
-)
-
-#: Prompt positions whose logits exist at one time.
-_PROMPT_BLOCK = 32
+from engine_svc.model.slot_bindings import SlotBindings
+from engine_svc.types import LateInputs, Sample, StepPlan, StepResult, TokenLogprobs
 
 
 @dataclass(slots=True)
 class _Running:
-    """One step between forward and collect. Tensors may still be in flight on a GPU."""
+    """One step between forward and collect."""
 
     seats: list[int]
     tops: list[int | None]
     hidden: torch.Tensor
-    prompts: list[tuple[int, int, int, list[int], RankedTokens]]
+    prompts: list[PromptBlock]
     compute_s: float
     tokens: torch.Tensor | None = None
     ranked: RankedTokens | None = None
@@ -52,9 +36,8 @@ class _Running:
 class ModelRunner:
     """engine_svc.core.ports.Runner over one model and arena.
 
-    A CPU runs inside the calls; a GPU is waited for in collect only. Either way the input of a
-    decode is the seat's last sampled token on the device, so a step may be planned while the one
-    before it runs.
+    Everything runs inside the calls. The input of a decode is the seat's last sampled token, so a
+    step may be planned before the tokens of the one before it are collected.
     """
 
     def __init__(
@@ -62,15 +45,11 @@ class ModelRunner:
         model: Llama,
         arena: Arena,
         planner: ForwardPlanner,
-        site_table: SiteTableRows,
-        lora: StepLora,
-        vocabulary: AdapterVocabulary,
-        slot_writer: ArenaSlotWriter,
+        bindings: SlotBindings,
         seats: SeatState,
     ) -> None:
         self._model, self._arena, self._planner = model, arena, planner
-        self._site_table, self._lora, self._slot_writer = site_table, lora, slot_writer
-        self._vocabulary, self._seats = vocabulary, seats
+        self._bindings, self._seats = bindings, seats
         self._sampler = Sampler(seats)
         self._running: OrderedDict[int, _Running] = OrderedDict()
 
@@ -84,7 +63,7 @@ class ModelRunner:
         begun = time.perf_counter()
         assert len(self._running) <= plan.run_ahead, "more steps in flight than the plan allows"
         for binding in plan.slot_bindings:
-            self._bind(binding)
+            self._bindings.bind(binding)
         for copy in plan.page_copies:
             self._arena.copy(copy.source, copy.target)
         for opening in plan.seat_openings:
@@ -129,10 +108,7 @@ class ModelRunner:
             Sample(seat, token, logprobs.get(row) if token >= 0 else None)
             for row, (seat, token) in enumerate(zip(running.seats, tokens, strict=True))
         )
-        prompts = tuple(
-            PromptLogprobs(seat, first, tuple(ranked.rows(targets, [top] * len(targets))))
-            for seat, first, top, targets, ranked in running.prompts
-        )
+        prompts = tuple(block.collect() for block in running.prompts)
         compute_s = running.compute_s + time.perf_counter() - begun
         return StepResult(step, samples, prompts, compute_s)
 
@@ -140,30 +116,15 @@ class ModelRunner:
     def all_logits(self, plan: StepPlan) -> torch.Tensor:
         """[T, V] fp32 of every position of a plan without seats: for tools, nothing is sampled."""
         for binding in plan.slot_bindings:
-            self._bind(binding)
+            self._bindings.bind(binding)
         step = self._planner.plan(plan)
         self._arena.clear(step.fresh_pages)
         hidden = self._model.forward(step, step.token_ids)
         return self._model.logits(hidden, step.segments)
 
-    def _bind(self, binding: SlotBinding) -> None:
-        if binding.digest == BASE_DIGEST:
-            self._site_table.clear(binding.slot)
-            self._lora.bind(binding.slot, None)
-            self._vocabulary.bind(binding.slot, None)
-            return
-        row = self._slot_writer.take_row(binding.slot, binding.digest)
-        self._site_table.write(binding.slot, row)
-        self._lora.bind(binding.slot, row)
-        self._vocabulary.bind(binding.slot, row)
-
-    def _trunk(
-        self, plan: StepPlan
-    ) -> tuple[torch.Tensor, list[tuple[int, int, int, list[int], RankedTokens]]]:
+    def _trunk(self, plan: StepPlan) -> tuple[torch.Tensor, list[PromptBlock]]:
         """Hidden states of the rows that sample [n, C], and what prompt_logprobs asked for."""
-        for chunk in plan.chunks:
-            bound = chunk.slot == NO_SLOT or self._site_table.digest(chunk.slot)
-            assert bound, f"slot {chunk.slot} holds no adapter: the base must not answer for it"
+        self._bindings.check_bound(chunk.slot for chunk in plan.chunks)
         step = self._planner.plan(plan)
         self._arena.clear(step.fresh_pages)
         token_ids = step.token_ids
@@ -176,27 +137,8 @@ class ModelRunner:
             for chunk, first in zip(plan.chunks, step.first_rows, strict=True)
             for _ in chunk.sample_seats
         ]
-        prompts = []
-        for chunk, first in zip(plan.chunks, step.first_rows, strict=True):
-            if chunk.prompt_logprobs is not None:
-                prompts.extend(self._prompt_logprobs(chunk, hidden[first:], chunk.prompt_logprobs))
+        prompts = prompt_blocks(plan.chunks, step.first_rows, hidden, self._model.logits)
         return hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)], prompts
-
-    def _prompt_logprobs(
-        self, chunk: Chunk, hidden: torch.Tensor, top: int
-    ) -> list[tuple[int, int, int, list[int], RankedTokens]]:
-        """(seat, first position, top, tokens, ranked), in blocks that bound the logits' memory."""
-        following = [*chunk.token_ids[1:], chunk.next_prompt_token]
-        targets = following if chunk.next_prompt_token >= 0 else following[:-1]
-        blocks = []
-        for start in range(0, len(targets), _PROMPT_BLOCK):
-            block = targets[start : start + _PROMPT_BLOCK]
-            rows = hidden[start : start + len(block)]
-            logits = self._model.logits(rows, ((0, len(block), chunk.slot),))
-            ids = torch.tensor(block, device=hidden.device)
-            ranked = rank_tokens(logits, ids, top)
-            blocks.append((chunk.seat, chunk.start + start + 1, top, block, ranked))
-        return blocks
 
     def _rank(self, running: _Running, logits: torch.Tensor) -> None:
         rows = [row for row, top in enumerate(running.tops) if top is not None]

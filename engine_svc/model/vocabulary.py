@@ -24,6 +24,10 @@ from engine_svc.model.lora import Segment, StepLora
 from engine_svc.model.site_table import Offsets, SlotRow
 from loraplex.base_model import NO_LAYER
 
+#: rows that are looked up in an adapter's tables at one time: each takes 8 bytes a number for the
+#: places of its numbers, beside the numbers themselves
+EMBED_ROWS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class _Table:
@@ -112,21 +116,26 @@ class AdapterVocabulary:
             own = self._slots[slot] if slot >= 0 else None
             if own is None:
                 continue
-            rows, here = slice(first, first + count), ids[first : first + count]
-            if own.weight is not None:
-                out[rows] = own.weight.rows(self._numbers, here)
-            if own.a is None:
-                continue
-            u = own.a.rows(self._numbers, here).float() * own.scale  # [count, rank]
-            total = out[rows].float()
-            if own.gain is not None:
-                total *= own.gain
-            for part in own.expands:
-                ranks, columns = part.b.shape
-                total[:, part.col0 : part.col0 + columns].addmm_(
-                    u[:, part.r0 : part.r0 + ranks], part.b.float()
-                )
-            out[rows] = total.to(out.dtype)
+            for begin in range(first, first + count, EMBED_ROWS):
+                rows = slice(begin, min(begin + EMBED_ROWS, first + count))
+                self._embed(own, ids[rows], out[rows])
+
+    def _embed(self, own: _SlotVocabulary, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """out [n, C] of one adapter's rows, changed in place."""
+        if own.weight is not None:
+            out.copy_(own.weight.rows(self._numbers, ids))
+        if own.a is None:
+            return
+        u = own.a.rows(self._numbers, ids).float() * own.scale  # [n, rank]
+        total = out.float()
+        if own.gain is not None:
+            total *= own.gain
+        for part in own.expands:
+            ranks, columns = part.b.shape
+            total[:, part.col0 : part.col0 + columns].addmm_(
+                u[:, part.r0 : part.r0 + ranks], part.b.float()
+            )
+        out.copy_(total)
 
     def logits(
         self, head: Linear, hidden: torch.Tensor, segments: Sequence[Segment]

@@ -60,7 +60,7 @@ class Base:
         if lora == "kernels":
             inner: Any = run.runner
             layout, slots = run.loaded.layout, len(cases)
-            inner._lora = inner._model._lora = KernelLora(inner._site_table, layout, 512, slots)
+            inner._model._lora = KernelLora(inner._bindings._site_table, layout, 512, slots)
         run.record_logits()
         for slot, case in enumerate(cases):
             digest, num_pages, _ = self.packed[case]

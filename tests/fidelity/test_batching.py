@@ -167,8 +167,10 @@ def test_the_kernels_references_give_the_same_streams_as_the_cached_views(
     if setup.way != "eager":
         pytest.skip("it has no views")
     inner: Any = run.runner
-    kernels = KernelLora(inner._site_table, run.loaded.layout, max_tokens=512, num_slots=4)
-    inner._lora = inner._model._lora = inner._vocabulary._lora = kernels
+    kernels = KernelLora(
+        inner._bindings._site_table, run.loaded.layout, max_tokens=512, num_slots=4
+    )
+    inner._model._lora = inner._model._vocabulary._lora = kernels
     sequence = SeatedSequence(0, 0, list(PROMPT), SAMPLED)
     base = SeatedSequence(1, NO_SLOT, list(PROMPT), SAMPLED)
     run.generate([sequence, base], 12, chunk=17)

@@ -1,13 +1,11 @@
 """A captured step serves later ones: other sequences, other adapters, other pages.
 
-On a CPU a "graph" is the launches themselves, called again with the views that the capture saw, so
-whatever a launch took from the step that was captured shows. The kernels' references learn their
-segments from the work list on the device then, as the kernels do.
+On a CPU a "graph" is the launches themselves, see tests/support/fake_graphs.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.model.gpu import site_deltas, step_shapes, stepper
-from engine_svc.model.gpu.graphs import GraphKey
-from engine_svc.model.gpu.warm_up import WarmUp
+from engine_svc.model.gpu import site_deltas, step_shapes
 from engine_svc.types import NO_SLOT, LateInputs, SamplingParams, StepPlan
-from kernels.lora_tables import SegmentPlan
 from tests.support.direct_runner import WAY_OPTIONS, WAY_TOLERANCE, DirectRunner, SeatedSequence
+from tests.support.fake_graphs import FakeGraphs, use_fake_graphs, warm_up
 from tests.support.oracle import Comparison, Oracle, pack, write_checkpoint, write_peft_adapter
 
 GREEDY = SamplingParams(max_tokens=64, seed=0, temperature=0.0)
@@ -31,27 +27,6 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "DoRA and biases": {"r": 4, "target_modules": "all-linear", "use_dora": True, "bias": "all"},
 }
 MAX_ROWS, MAX_NUM_SEQS = 700, 12
-
-
-class FakeGraphs:
-    """StepGraphs of launches that run again when they are replayed."""
-
-    def __init__(self) -> None:
-        self.launches: dict[GraphKey, Callable[[], object]] = {}
-        self.replayed: list[GraphKey] = []
-
-    def __len__(self) -> int:
-        return len(self.launches)
-
-    def __contains__(self, key: GraphKey) -> bool:
-        return key in self.launches
-
-    def capture(self, key: GraphKey, launch: Callable[[], object]) -> None:
-        self.launches[key] = launch
-
-    def replay(self, key: GraphKey) -> None:
-        self.replayed.append(key)
-        self.launches[key]()
 
 
 @pytest.fixture(scope="module")
@@ -89,40 +64,17 @@ def run(
     if request.param == PLAIN:
         options |= {"enforce_eager": True, "dependent_launches": False}
     if request.param == "static":
-        monkeypatch.setattr(stepper, "StepGraphs", FakeGraphs)
-        for name in ("lora_shrink", "lora_delta"):
-            monkeypatch.setattr(site_deltas, name, _by_work_list(getattr(site_deltas, name)))
+        use_fake_graphs(monkeypatch)
     shapes = DirectRunner(folder, arena_bytes=1 << 20)
     packed = [pack(path, shapes.loaded.base, shapes.loaded.layout) for path in adapters.values()]
     run = DirectRunner(folder, {digest: data for digest, _, data in packed}, **options)
     if request.param == "static":
-        _warm_up(run)
+        warm_up(run)
     run.record_logits()
     for slot, (digest, num_pages, _) in enumerate(packed):
         run.load_slot(slot, digest, num_pages)
     yield run
     run.close()
-
-
-def _by_work_list(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def wrapped(left: torch.Tensor, table: Any, plan: SegmentPlan, *others: Any) -> torch.Tensor:
-        work = plan.tiles[: int(plan.num_tiles)].tolist()
-        assert all(rows <= plan.tile_rows for _, _, rows in work)
-        segments = tuple((first, rows, slot) for slot, first, rows in work)
-        return op(left, table, replace(plan, segments=segments), *others)
-
-    return wrapped
-
-
-def _warm_up(run: DirectRunner) -> None:
-    inner: Any = run.runner
-    inner._arena.page(0).zero_()
-    WarmUp(
-        inner, inner._stepper, run.loaded.layout,
-        page_size=run.loaded.page_size, longest=run.loaded.context_tokens,
-        max_num_seqs=MAX_NUM_SEQS, max_rows=MAX_ROWS,
-        vocab_size=run.loaded.base.vocab_size,
-    ).run(capture=True)  # fmt: skip
 
 
 def test_every_bucket_is_captured_and_decodes_without_adapters_too(run: DirectRunner) -> None:

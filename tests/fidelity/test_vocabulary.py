@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_svc.model import vocabulary
 from engine_svc.model.lora import KernelLora
+from engine_svc.model.vocabulary import _Table
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
@@ -149,14 +151,34 @@ def test_all_share_a_batch_with_joins_and_leaves(setup: Setup, run: DirectRunner
     check(setup, pairs)
 
 
+def test_a_long_prompts_tokens_are_looked_up_in_blocks_that_bound_the_memory(
+    setup: Setup, run: DirectRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[int] = []
+    rows = _Table.rows
+
+    def counted(table: _Table, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        looked_up.append(len(ids))
+        return rows(table, numbers, ids)
+
+    monkeypatch.setattr(vocabulary, "EMBED_ROWS", 4)
+    monkeypatch.setattr(_Table, "rows", counted)
+    pairs = sequences(setup)
+    run.generate([sequence for _, sequence in pairs], 2)
+    assert max(looked_up) == 4
+    check(setup, pairs)
+
+
 def test_the_kernels_references_serve_the_head_like_the_cached_views(
     setup: Setup, run: DirectRunner
 ) -> None:
     if setup.way != "eager":
         pytest.skip("it has no views")
     inner: Any = run.runner
-    kernels = KernelLora(inner._site_table, run.loaded.layout, max_tokens=512, num_slots=16)
-    inner._lora = inner._model._lora = inner._vocabulary._lora = kernels
+    kernels = KernelLora(
+        inner._bindings._site_table, run.loaded.layout, max_tokens=512, num_slots=16
+    )
+    inner._model._lora = inner._model._vocabulary._lora = kernels
     pairs = sequences(setup)
     run.generate([sequence for _, sequence in pairs], 6)
     check(setup, pairs)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine_svc.model.device_rates import COPY_BYTES, measure_rates, runtime_bytes
-from engine_svc.model.staging import Staging
+from engine_svc.model.weight_staging import Staging
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_svc.model.gpu import page_table
 from engine_svc.model.gpu.buckets import (
     MAX_CAPTURES,
     bucket_of,
@@ -239,6 +240,23 @@ def test_random_seats_always_see_their_own_pages() -> None:
 def test_more_updates_than_a_round_holds_all_arrive() -> None:
     long = tuple(range(2 * _ROUND + 7))
     assert Seats(PageTable(2, len(long), CPU)).step([on_pages(1, long)]) == len(long)
+
+
+def test_a_round_of_updates_is_for_triton_like_those_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pointer of another alignment would be another kernel, compiled while serving."""
+    inputs = small_inputs()
+    of_a_step = [inputs.on_device[name].data_ptr() % 16 for name in ("updates", "num_updates")]
+    found: list[list[int]] = []
+
+    def scattered(*tensors: torch.Tensor) -> None:
+        found.append([tensor.data_ptr() % 16 for tensor in tensors[:2]])
+
+    monkeypatch.setattr(page_table, "scatter_pages", scattered)
+    table = PageTable(1, 4, CPU)
+    table.write(table.updates([on_pages(0, (1, 2))]))
+    assert found == [of_a_step] == [[0, 0]]
 
 
 def test_a_table_beyond_32_bits_is_refused_by_name() -> None:

@@ -49,8 +49,9 @@ def test_a_loaded_model_tells_its_sizes(model_dir: Path) -> None:
     [
         ({"device": "tpu"}, "device is 'tpu'; must be auto, cpu or cuda"),
         ({"dtype": "int8"}, "dtype is 'int8'; must be auto, float32"),
-        ({"context_tokens": 4096}, "context_tokens is 4096; must be 1 to 1024"),
-        ({"context_tokens": -1}, "context_tokens is -1"),
+        ({"context_tokens": 4096}, "max_model_len is 4096; must be 2 to 1024, or 0 for all"),
+        ({"context_tokens": 1}, "max_model_len is 1; must be 2 to 1024"),
+        ({"context_tokens": -1}, "max_model_len is -1"),
         ({"page_size": 2}, "page_size is 2; must be at least 16"),
         ({"page_size": 24, "static_buffers": True}, "page_size is 24; must be a power of two"),
         (

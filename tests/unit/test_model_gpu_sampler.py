@@ -127,10 +127,23 @@ def test_log_probabilities_are_those_of_the_model_before_any_rule() -> None:
         assert [v for _, v in got.top] == pytest.approx([v for _, v in want.top], abs=1e-5)
 
 
-def test_a_seat_that_is_taken_again_forgets_the_sequence_before() -> None:
+def test_no_more_tokens_are_reported_than_the_vocabulary_has() -> None:
+    vocab = 10
+    sampler = GpuSampler(SamplerState(1, vocab, 64, CPU), 1, CPU)
+    sampler.open([SeatOpening(0, params(logprobs=20), 0, (1,))])
+    logits = logits_of(1, seed=2)[:, :vocab]
+    (found,) = sampler.take(sampler.launch(logits, [0], [1], {})).logprobs.values()
+    assert sorted(token for token, _ in found.top) == list(range(vocab))
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"logit_bias": ((7, 1.0),)}, {"min_tokens": 9, "eos_token_ids": (5,)}]
+)
+def test_a_seat_that_is_taken_again_forgets_the_sequence_before(others: dict[str, Any]) -> None:
     rules = WISHES["penalties"] | WISHES["bias"] | WISHES["bans"]
     first = SeatOpening(3, params(**rules), 0, (1, 2), (4, 4))
-    second = SeatOpening(3, params(**WISHES["penalties"]), 0, (9, 8))
+    others = {**WISHES["penalties"], **others}
+    second = SeatOpening(3, params(**others), 0, (9, 8))
     sampler, oracle, state = pair(first)
     logits = logits_of(1, seed=1)
     sampler.take(sampler.launch(logits, [3], [4], {}))

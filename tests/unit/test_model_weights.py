@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from engine_svc.model.build import _read_base
 from engine_svc.model.dummy import DummyWeights
-from engine_svc.model.staging import Staging
+from engine_svc.model.weight_staging import Staging
 from engine_svc.model.weights import DUMMY, load_weights
 from engine_svc.types import NO_SLOT, SamplingParams
 from loraplex.base_folder import read_base_folder

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from engine_svc.compose import num_places
+import pytest
+import torch
+
+from engine_svc import compose
+from engine_svc.compose import load_engine_model, num_places
 from engine_svc.settings import load, step_tokens
+from loraplex.status import FailedPrecondition
 
 
 @pytest.mark.parametrize(
@@ -41,3 +46,12 @@ def test_tokens_of_a_step_follow_the_device_unless_they_are_given(
     flags: list[str], device: str, tokens: int
 ) -> None:
     assert step_tokens(load(["--model", "m", *flags], {}), device) == tokens
+
+
+def test_a_quantum_below_a_gpus_step_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(["--model", str(tmp_path / "none"), "--quantum", "600"], {})
+    monkeypatch.setattr(compose, "device_of", lambda name: torch.device("cuda"))
+    with pytest.raises(FailedPrecondition, match="--quantum is 600; must be auto or at least 1024"):
+        load_engine_model(settings, tmp_path / "region")

@@ -11,20 +11,21 @@ from engine_svc.model.arena import Arena
 from engine_svc.model.gpu.allocation_guard import AllocationGuard
 from engine_svc.model.gpu.buckets import decode_buckets
 from engine_svc.model.gpu.buffers import TrunkBuffers
-from engine_svc.model.gpu.output_head import BLOCK_ROWS, OutputHead
+from engine_svc.model.gpu.output_head import OutputHead
 from engine_svc.model.gpu.page_table import PageTable
 from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.model.gpu.sampler import GpuSampler
 from engine_svc.model.gpu.sampler_state import SamplerState
 from engine_svc.model.gpu.site_deltas import SiteDeltas
-from engine_svc.model.gpu.slot_bindings import SlotBindings
 from engine_svc.model.gpu.step_shapes import StepLimits
 from engine_svc.model.gpu.stepper import Stepper
 from engine_svc.model.gpu.timeline import Timeline
 from engine_svc.model.gpu.trunk import Trunk
 from engine_svc.model.gpu.warm_up import WarmUp
 from engine_svc.model.lora import KernelLora
+from engine_svc.model.prompt_logits import BLOCK_ROWS
 from engine_svc.model.site_table import SiteTableRows
+from engine_svc.model.slot_bindings import SlotBindings
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.model.weights import ModelWeights
@@ -79,7 +80,6 @@ class GpuWorkspace:
         self,
         base: BaseModelSpec,
         layout: AdapterLayout,
-        weights: ModelWeights,
         limits: GpuLimits,
         dtype: torch.dtype,
         device: torch.device,

@@ -12,10 +12,8 @@ from engine_svc.model.gpu.stepper import StagedStep
 from engine_svc.model.gpu.trunk import Projection
 from engine_svc.model.linear import Linear
 from engine_svc.model.lora import Segment
+from engine_svc.model.prompt_logits import BLOCK_ROWS
 from engine_svc.model.vocabulary import AdapterVocabulary
-
-#: rows of logits of an adapter's own head, or for tools, that exist at one time
-BLOCK_ROWS = 32
 
 
 class OutputHead:
@@ -42,12 +40,12 @@ class OutputHead:
 
     def logits(self, staged: StagedStep, hidden: torch.Tensor) -> torch.Tensor:
         """[n, V] compute dtype of the step's n sampled rows, valid until the next step; hidden
-        [padded rows, C]."""
-        rows: StepRows = staged.rows
+        [padded rows, C], of the same buckets where every row samples."""
+        rows = staged.rows
         count = len(rows.sample_rows)
         padded = bucket_of(self._buckets, count)
         assert padded is not None, f"{count} samples in a step, at most {self._buckets[-1]}"
-        if not rows.samples_all or hidden.shape[0] < padded:
+        if not rows.samples_all:
             sampled = staged.inputs.on_device["sample_rows"][:padded]
             hidden = torch.index_select(hidden, 0, sampled, out=self._hidden[:padded])
         out = self._logits[:padded]

@@ -21,8 +21,9 @@ from loraplex.status import FieldInvalid
 Updates = npt.NDArray[np.int32]
 
 _INT32_NUMBERS = 2**31
-#: updates that one round beside the step's own inputs carries
-_ROUND = 4096
+#: updates that one round beside the step's own inputs carries, and the numbers before them: their
+#: count, and so many that they begin at a multiple of 16 bytes, as in a step's inputs
+_ROUND, _HEAD = 4096, 4
 
 
 class PageTable:
@@ -39,8 +40,8 @@ class PageTable:
         self.max_pages = max_pages
         self.device_table = torch.zeros((num_seats, max_pages), dtype=torch.int32, device=device)
         self._sent: list[tuple[int, ...]] = [()] * num_seats
-        self._round = torch.zeros(2 * _ROUND + 1, dtype=torch.int32, device=device)
-        self._ring = StagingRing(1, 2 * _ROUND + 1, device)
+        self._round = torch.zeros(_HEAD + 2 * _ROUND, dtype=torch.int32, device=device)
+        self._ring = StagingRing(1, _HEAD + 2 * _ROUND, device)
 
     @property
     def num_bytes(self) -> int:
@@ -71,9 +72,10 @@ class PageTable:
             part = updates[first : first + _ROUND]
             staged = self._ring.arrays[self._ring.acquire()]
             staged[0] = len(part)
-            staged[1 : 1 + 2 * len(part)] = part.reshape(-1)
-            self._ring.copy_to(self._round, 1 + 2 * len(part))
-            scatter_pages(self._round[1:].view(-1, 2), self._round[:1], self.device_table)
+            end = _HEAD + 2 * len(part)
+            staged[_HEAD:end] = part.reshape(-1)
+            self._ring.copy_to(self._round, end)
+            scatter_pages(self._round[_HEAD:].view(-1, 2), self._round[:1], self.device_table)
 
 
 def _common(before: tuple[int, ...], after: tuple[int, ...]) -> int:

@@ -19,14 +19,14 @@ import torch
 from engine_svc.model.arena import Arena
 from engine_svc.model.gpu.allocation_guard import AllocationGuard
 from engine_svc.model.gpu.output_head import OutputHead
-from engine_svc.model.gpu.prompt_logits import PromptBlock, prompt_blocks
 from engine_svc.model.gpu.sampler import GpuSampler, PendingSample
-from engine_svc.model.gpu.slot_bindings import SlotBindings
 from engine_svc.model.gpu.step_rows import StepRows
 from engine_svc.model.gpu.stepper import StagedStep, Stepper
 from engine_svc.model.gpu.timeline import Timeline, Timing
 from engine_svc.model.gpu.trunk import TrunkStep
+from engine_svc.model.prompt_logits import PromptBlock, prompt_blocks
 from engine_svc.model.site_table import SlotRow
+from engine_svc.model.slot_bindings import SlotBindings
 from engine_svc.model.vocabulary import AdapterVocabulary
 from engine_svc.types import LateInputs, Sample, StepPlan, StepResult
 from kernels.embed_rows import resolved_ids
@@ -155,13 +155,13 @@ class GpuRunner:
     def _trunk(self, plan: StepPlan, running: _Running) -> tuple[torch.Tensor, StepRows]:
         staged = running.staged = self._stepper.stage(plan.chunks)
         slots = [slot for _, _, slot in staged.rows.segments if slot >= 0]
-        for slot in slots:
-            bound = self._bindings.is_bound(slot)
-            assert bound, f"slot {slot} holds no adapter: the base must not answer for it"
+        self._bindings.check_bound(slots)
         running.has_own_vocabulary = any(self._vocabulary.brings(slot) for slot in slots)
         amend = self._amend if running.has_own_vocabulary else None
         hidden = running.hidden = self._stepper.run(staged, amend)
-        running.prompts = prompt_blocks(plan.chunks, staged.rows, hidden, self._head)
+        running.prompts = prompt_blocks(
+            plan.chunks, staged.rows.first_rows, hidden, self._head.of_segments
+        )
         return hidden, staged.rows
 
     def _amend(self, step: TrunkStep, rows: StepRows, embedded: torch.Tensor) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine_svc.model.gpu.sampler_results import PendingSample, SampleResults, TakenSample
@@ -24,7 +23,8 @@ from kernels.sample_tables import CUT, DRAWN, RANKED, SampleRows
 
 __all__ = ["GpuSampler", "PendingSample", "TakenSample"]
 
-#: int32 numbers a row of the staged block: a number of fp64, seat, position, asking row
+#: int32 numbers a row of the staged block: a number of fp64, seat, position, and the row itself if
+#: it asks for log probabilities
 _WORDS = 5
 
 
@@ -41,18 +41,14 @@ class GpuSampler:
         device: torch.device,
         *,
         ring_depth: int = 3,
-        inputs: torch.Tensor | None = None,
     ) -> None:
         """Args:
         max_rows: most rows of logits in one step.
         ring_depth: steps in flight + 2.
-        inputs: [num_inputs(max_rows)] int32 on the device at a 16-byte boundary, if the caller
-            copies what `fill` wrote itself; None: `stage` copies it.
         """
         self.state, self._max_rows = state, max_rows
-        size = self.num_inputs(max_rows)
-        if inputs is None:
-            inputs = torch.zeros(size, dtype=torch.int32, device=device)
+        size = _WORDS * max_rows
+        inputs = torch.zeros(size, dtype=torch.int32, device=device)
         self._inputs, self._ring = inputs, StagingRing(ring_depth, size, device)
         wide, n = inputs[: 2 * max_rows].view(torch.float64), max_rows
         seats, positions, self._asking = (inputs[at * n : (at + 1) * n] for at in (2, 3, 4))
@@ -65,11 +61,6 @@ class GpuSampler:
         self.scratch = sample_scratch(max_rows, state.vocab_size, device)
         self._ranks = rank_scratch(max_rows, state.vocab_size, device)
         self._results = SampleResults(max_rows, ring_depth, device)
-
-    @staticmethod
-    def num_inputs(max_rows: int) -> int:
-        """Numbers of the staged block: numbers [N] fp64, seats [N], positions [N], asking [N]."""
-        return _WORDS * max_rows
 
     @property
     def num_bytes(self) -> int:
@@ -88,15 +79,14 @@ class GpuSampler:
         """[seats] int32 on the device: input of a seat's next decode."""
         return self.state.table.last_token
 
-    def fill(
-        self, staged: npt.NDArray[np.int32], seats: Sequence[int], positions: Sequence[int]
-    ) -> None:
-        """Write the step's inputs into host memory [num_inputs(max_rows)] of the caller, who copies
-        it to `inputs` before the kernels run. Rows behind the last seat become padding.
+    def stage(self, seats: Sequence[int], positions: Sequence[int]) -> None:
+        """Fill a page-locked block and copy it to the device. Rows behind the last seat become
+        padding.
 
         Args: seats, positions of the rows; a position counts the tokens before the one to sample.
         """
         n, count = self._max_rows, len(seats)
+        staged = self._ring.arrays[self._ring.acquire()]
         flags = self.state.flags(seats)
         numbers = staged[: 2 * n].view(np.float64)
         for row in (flags & DRAWN).nonzero()[0].tolist():
@@ -107,10 +97,6 @@ class GpuSampler:
         staged[3 * n : 3 * n + count] = positions
         asking = (flags & RANKED).nonzero()[0]
         staged[4 * n : 4 * n + len(asking)] = asking
-
-    def stage(self, seats: Sequence[int], positions: Sequence[int]) -> None:
-        """`fill` into a page-locked buffer of its own, and the copy."""
-        self.fill(self._ring.arrays[self._ring.acquire()], seats, positions)
         self._ring.copy_to(self._inputs, len(self._inputs))
 
     def enqueue(self, logits: torch.Tensor, cut: bool = True) -> None:
@@ -135,13 +121,14 @@ class GpuSampler:
     def finish(self, logits: torch.Tensor, seats: Sequence[int]) -> PendingSample:
         """After `enqueue` or the replay that holds it: log probabilities of rows that ask, and the
         copy to the host."""
-        tops = tuple([self.state.params(seat).sampling.logprobs for seat in seats])
+        wishes = [self.state.params(seat).sampling.logprobs for seat in seats]
+        vocab_size = self.state.vocab_size
+        tops = tuple([None if wish is None else min(wish, vocab_size) for wish in wishes])
         asked = [top for top in tops if top is not None]
         results = self._results
         if asked:
-            most = min(max(asked), self.state.vocab_size)
             rank_tokens(
-                logits, self._asking[: len(asked)], results.tokens, most, self._ranks,
+                logits, self._asking[: len(asked)], results.tokens, max(asked), self._ranks,
                 results.chosen, results.top_ids, results.top_values,
             )  # fmt: skip
         return results.send(tops)

@@ -7,22 +7,22 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
-from engine_svc.layout import TABLES, AdapterLayout
+from engine_svc.layout import AdapterLayout
 from engine_svc.model.gpu.buckets import padded_rows
 from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.model.gpu.stepper import Stepper
-from engine_svc.model.site_table import SlotRow
+from engine_svc.model.gpu.synthetic_adapter import Outer, synthetic_row
 from engine_svc.types import NO_SLOT, Chunk, LateInputs, SamplingParams, SeatOpening, StepPlan
+from kernels.rank_tokens import MAX_TOP
 
 log = logging.getLogger(__name__)
 
 _SLOT = 0
 _NOTHING_LATE = LateInputs()
-_RANK = 16
-#: everything that a sampler may be asked for, in one seat or another
+#: everything that a sampler may be asked for, in one seat or another; _CUT: the one of which tokens
+#: are drawn among a few
 _SAMPLING = (
     SamplingParams(max_tokens=1, seed=0, temperature=0.0),
     SamplingParams(max_tokens=1, seed=0, top_p=0.9, top_k=20, min_p=0.01, logprobs=2),
@@ -31,6 +31,7 @@ _SAMPLING = (
         min_tokens=1, stop_token_ids=(0,), logit_bias=((0, 1.0),),
     ),
 )  # fmt: skip
+_CUT = 1
 
 
 class WarmUp:
@@ -60,7 +61,7 @@ class WarmUp:
         """Everything once; with `capture`, every bucket becomes a graph."""
         begun = time.perf_counter()
         self._runner.wait()
-        self._runner.apply(_SLOT, synthetic_row(self._layout, with_head=False))
+        self._runner.apply(_SLOT, synthetic_row(self._layout, Outer.NOTHING, 0))
         for chunks, is_bucket in self._steps():
             self._run(chunks, capture and is_bucket)
         self._run_rare()
@@ -75,24 +76,30 @@ class WarmUp:
         )
 
     def _run_rare(self) -> None:
-        """What has no graph: an adapter's own output head, prompt_logprobs, grammar masks, a long
-        sequence with penalties."""
-        self._runner.apply(_SLOT, synthetic_row(self._layout, with_head=True))
-        self._run(self._prompts(self._max_rows, _SLOT), False)
+        """What has no graph: an adapter's own vocabulary or LoRA of the head, prompt_logprobs,
+        grammar masks, a long sequence with penalties."""
         decodes = [self._chunk(seat, _SLOT, 1, 1) for seat in range(self._max_num_seqs)]
-        self._run(decodes, False, context=self._longest)
+        for outer in (Outer.VOCABULARY, Outer.HEAD):
+            row = synthetic_row(self._layout, outer, self._vocab_size)
+            self._runner.apply(_SLOT, row)
+            self._run(self._prompts(self._max_rows, _SLOT), False)
+            self._run(decodes, False)
+        # fewer seats than wishes: each wish in turn
+        for first_wish in range(max(1, len(_SAMPLING) + 1 - len(decodes))):
+            self._run(decodes, False, context=self._longest, first_wish=first_wish)
         for slot in (_SLOT, NO_SLOT):
-            count = min(2 * self._page_size, self._longest)
-            prompt = self._chunk(0, slot, 0, count)._replace(prompt_logprobs=2)
+            count = min(self._longest, self._max_rows)
+            prompt = self._chunk(0, slot, 0, count)._replace(prompt_logprobs=MAX_TOP)
             everything = bytes([255]) * -(-self._vocab_size // 8)
-            self._run([prompt], False, LateInputs(((0, everything),)))
+            self._run([prompt], False, LateInputs(((0, everything),)), first_wish=_CUT)
 
     def _steps(self) -> Iterator[tuple[list[Chunk], bool]]:
-        """Largest first, so that memory is asked for once; whether a graph is made of it."""
+        """Largest first, so that memory is asked for once; whether a graph is made of it. The base
+        alone before graphs with LoRA exist, which would be replayed for it."""
         stepper = self._stepper
         largest = max(stepper.mixed_buckets, default=0)
         eager = {padded_rows(self._max_rows >> shift, self._max_rows) for shift in range(8)}
-        for slot in (_SLOT, NO_SLOT):
+        for slot in (NO_SLOT, _SLOT):
             for rows in sorted((n for n in eager if n > max(largest, 1)), reverse=True):
                 yield self._prompts(rows, slot), False
             for rows in reversed(stepper.mixed_buckets):
@@ -122,35 +129,20 @@ class WarmUp:
         capture: bool,
         late: LateInputs = _NOTHING_LATE,
         context: int = 1,
+        first_wish: int = 0,
     ) -> None:
-        """Args: context, tokens of each sequence as its seat's opening names them."""
+        """Args: context, tokens of each sequence as its seat's opening names them; first_wish, in
+        _SAMPLING, of seat 0."""
         self._step -= 1
         prompt = (0,) * context
         openings = tuple(
-            SeatOpening(chunk.seat, _SAMPLING[chunk.seat % len(_SAMPLING)], 0, prompt, (0,))
+            SeatOpening(chunk.seat, _SAMPLING[(first_wish + chunk.seat) % len(_SAMPLING)], 0,
+                        prompt, (0,))
             for chunk in chunks[: len(chunks) if context == 1 else len(_SAMPLING)]
-        )
+        )  # fmt: skip
         plan = StepPlan(self._step, tuple(chunks), openings)
         self._runner.forward(plan)
         self._runner.sample(plan, late)
         self._runner.collect(plan.step)
         if capture:
             self._runner.capture(plan)
-
-
-def synthetic_row(layout: AdapterLayout, *, with_head: bool) -> SlotRow:
-    """An adapter of rank 16 at every site of the layers, all of whose blocks are the arena's first
-    bytes: its numbers mean nothing."""
-    entries, cells = layout.num_entries, layout.num_site_cells
-    inner = np.arange(entries) < layout.num_layers * len(layout.slices)
-    if with_head:
-        inner[: layout.embedding_entries.start] = True
-    offsets = np.where(inner, 0, -1).astype(np.int64)[:, None]
-    none = np.full(cells, -1, np.int64)
-    return SlotRow(
-        digest="warm-up",
-        rank=np.where(inner, _RANK, 0).astype(np.int32),
-        scale=np.ones(entries, np.float32),
-        a_off=offsets, b_off=offsets, g_off=none, c_off=none,
-        tables=dict.fromkeys(TABLES, np.zeros(0, np.int64)),
-    )  # fmt: skip

@@ -1,17 +1,21 @@
 """Log probabilities of prompt tokens, for the requests that ask: in blocks that bound the logits'
-memory, without a graph."""
+memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from engine_svc.model.gpu.output_head import BLOCK_ROWS, OutputHead
-from engine_svc.model.gpu.step_rows import StepRows
 from engine_svc.model.logprobs import RankedTokens, rank_tokens
+from engine_svc.model.lora import Segment
 from engine_svc.types import Chunk, PromptLogprobs
+
+#: rows of logits of an adapter's own head, or of prompts, that exist at one time
+BLOCK_ROWS = 32
+#: (hidden [n, C], segments by slot) → logits [n, V]
+LogitsOf = Callable[[torch.Tensor, Sequence[Segment]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +35,28 @@ class PromptBlock:
 
 
 def prompt_blocks(
-    chunks: Sequence[Chunk], rows: StepRows, hidden: torch.Tensor, head: OutputHead
+    chunks: Sequence[Chunk], first_rows: Iterable[int], hidden: torch.Tensor, logits_of: LogitsOf
 ) -> list[PromptBlock]:
-    """What prompt_logprobs asked for. hidden [T, C]."""
+    """What prompt_logprobs asked for. Args: first_rows, of each chunk in hidden [T, C]."""
     blocks: list[PromptBlock] = []
     if all(chunk.prompt_logprobs is None for chunk in chunks):
         return blocks
-    for chunk, first_row in zip(chunks, rows.first_rows.tolist(), strict=True):
+    for chunk, first_row in zip(chunks, first_rows, strict=True):
         if chunk.prompt_logprobs is not None:
-            blocks.extend(_of_chunk(chunk, hidden[first_row:], chunk.prompt_logprobs, head))
+            blocks.extend(_of_chunk(chunk, hidden[first_row:], chunk.prompt_logprobs, logits_of))
     return blocks
 
 
-def _of_chunk(chunk: Chunk, hidden: torch.Tensor, top: int, head: OutputHead) -> list[PromptBlock]:
+def _of_chunk(
+    chunk: Chunk, hidden: torch.Tensor, top: int, logits_of: LogitsOf
+) -> list[PromptBlock]:
     following = [*chunk.token_ids[1:], chunk.next_prompt_token]
     targets = following if chunk.next_prompt_token >= 0 else following[:-1]
     blocks = []
     for start in range(0, len(targets), BLOCK_ROWS):
         block = targets[start : start + BLOCK_ROWS]
         rows = hidden[start : start + len(block)]
-        logits = head.of_segments(rows, ((0, len(block), chunk.slot),)).float()
+        logits = logits_of(rows, ((0, len(block), chunk.slot),)).float()
         ranked = rank_tokens(logits, torch.tensor(block, device=hidden.device), top)
         blocks.append(PromptBlock(chunk.seat, chunk.start + start + 1, top, block, ranked))
     return blocks

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine_svc.model.lora import StepLora
 from engine_svc.model.site_table import SiteTableRows, SlotRow
 from engine_svc.model.slot_writer import ArenaSlotWriter
 from engine_svc.model.vocabulary import AdapterVocabulary
-from engine_svc.types import BASE_DIGEST, SlotBinding
+from engine_svc.types import NO_SLOT, SlotBinding
 
 
 class SlotBindings:
@@ -22,17 +24,18 @@ class SlotBindings:
         self._site_table, self._lora = site_table, lora
         self._vocabulary, self._slot_writer = vocabulary, slot_writer
 
-    def is_bound(self, slot: int) -> bool:
-        return bool(self._site_table.digest(slot))
+    def check_bound(self, slots: Iterable[int]) -> None:
+        """Raises: AssertionError naming a slot without an adapter, NO_SLOT apart."""
+        for slot in slots:
+            bound = slot == NO_SLOT or self._site_table.digest(slot)
+            assert bound, f"slot {slot} holds no adapter: the base must not answer for it"
 
     def bind(self, binding: SlotBinding) -> None:
-        """The slot holds this adapter for the steps from here on, or none."""
-        slot = binding.slot
-        is_base = binding.digest == BASE_DIGEST
-        self.apply(slot, None if is_base else self._slot_writer.take_row(slot, binding.digest))
+        """The slot holds this adapter for the steps from here on."""
+        self.apply(binding.slot, self._slot_writer.take_row(binding.slot, binding.digest))
 
     def apply(self, slot: int, row: SlotRow | None) -> None:
-        """The slot holds what this row says."""
+        """The slot holds what this row says, or nothing."""
         if row is None:
             self._site_table.clear(slot)
         else:
