@@ -135,7 +135,7 @@ def choose_sites(bench: Bench, options: argparse.Namespace) -> int:
         return choose(bench, options.seconds, options.results)
     from benchmarks.ops_choices import CHOICES
 
-    choices = {name: CHOICES[name] for name in ("in force", "branch, same, packed", "shrink, same")}
+    choices = {name: CHOICES[name] for name in ("in force", "branch, same", "shrink, same")}
     return choose(bench, options.seconds, options.results, ((TINY_CELLS[0], 1.0),), choices)
 
 

@@ -13,7 +13,6 @@ CHOICES: dict[str, Choice] = {
         for name, place in {
             "branch, sooner": Place("branch", SOONER),
             "branch, same": Place("branch", SAME),
-            "branch, same, packed": Place("branch", SAME, packed=True),
             "branch, same, 132": Place("branch", SAME, 132),
             "branch, later": Place("branch", LATER),
             "shrink, same": Place("shrink", SAME),

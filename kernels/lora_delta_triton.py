@@ -20,7 +20,7 @@ from kernels.lora_delta_parts_triton import (
 from kernels.lora_launch import (
     TABLE_NUMBERS,
     cast_for_dot,
-    grid,
+    num_programs,
     overlaps,
 )
 from kernels.lora_prefill_triton import launch_prefill_delta
@@ -33,7 +33,7 @@ from kernels.lora_tables import (
     SiteTable,
 )
 from kernels.lora_tuning import DeltaTuning, delta_tuning
-from kernels.lora_work import index, kept, share, tile_at
+from kernels.lora_work import kept, share, tile_at
 
 
 @triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
@@ -55,7 +55,6 @@ def delta_kernel(  # type: ignore[no-untyped-def]
     num_cells,
     capacity,
     few_rows,
-    stride,
     u_split_stride,
     u_row_stride,
     u_slice_stride,
@@ -82,8 +81,8 @@ def delta_kernel(  # type: ignore[no-untyped-def]
     """
     dtype: tl.constexpr = delta.dtype.element_ty
     rows = tl.arange(0, TILE_ROWS)
-    next_slot, next_row, next_count = tile_at(tiles, index(stride) // COLUMN_BLOCKS, capacity)
-    first_item, end, lane, lanes = share(kept(num_tiles) * COLUMN_BLOCKS, stride, BLOCK_N // DOT_N)
+    next_slot, next_row, next_count = tile_at(tiles, tl.program_id(0) // COLUMN_BLOCKS, capacity)
+    first_item, end, lane, lanes = share(kept(num_tiles) * COLUMN_BLOCKS, BLOCK_N // DOT_N)
     if lane > 0:
         next_slot, next_row, next_count = tile_at(tiles, first_item // COLUMN_BLOCKS, capacity)
     for item in range(first_item, end, tl.num_programs(0)):
@@ -222,8 +221,7 @@ def lora_delta_triton(
     lanes = tuning.block_columns // tuning.dot_columns
     # a tile has one row at least, so more than this are never busy at once
     most = delta.shape[0] * blocks * (lanes if delta.shape[0] > 1 else 1)
-    programs, stride = grid(delta, tuning.programs, most, tuning.packed)
-    launch: Any = delta_kernel[(programs,)]
+    launch: Any = delta_kernel[(num_programs(delta, min(tuning.programs, most)),)]
     launch(
         u,
         table.arena,
@@ -242,7 +240,6 @@ def lora_delta_triton(
         table.c_off.shape[1],
         plan.tiles.shape[0],
         tuning.few_rows,
-        stride,
         u.stride(0),
         u.stride(1),
         u.stride(2),

@@ -9,7 +9,6 @@ import torch
 #: whole numbers that differ between layers and tables: no compiled variant for any value of them
 TABLE_NUMBERS = (
     "first_entry", "cell", "num_entries", "num_blocks", "num_cells", "capacity", "few_rows",
-    "stride",
 )  # fmt: skip
 
 
@@ -26,27 +25,6 @@ def cast_for_dot(x: torch.Tensor) -> bool:
 def num_programs(x: torch.Tensor, wanted: int) -> int:
     """Programs of a persistent grid; few where the interpreter runs them one after another."""
     return min(wanted, 4) if x.device.type == "cpu" else wanted
-
-
-def grid(x: torch.Tensor, wanted: int, most: int, packed: bool) -> tuple[int, int]:
-    """(programs, stride) of a persistent grid of decode; see kernels.lora_work.index.
-
-    Args:
-        most: programs that can be busy at once.
-        packed: programs that share a multiprocessor follow each other, so that little work stays on
-            few of them; programs are handed out to all multiprocessors in turn.
-    """
-    if not packed:
-        return num_programs(x, min(wanted, most)), 1
-    processors = 2 if x.device.type == "cpu" else _processors(x.device)
-    rounded = min(wanted, -(-most // processors) * processors)
-    programs = num_programs(x, rounded)
-    return programs, processors if programs % processors == 0 else 1
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @cache

@@ -12,29 +12,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.lora_launch import (
     TABLE_NUMBERS,
     cast_for_dot,
-    grid,
+    num_programs,
     overlaps,
 )
 from kernels.lora_prefill_triton import launch_prefill_shrink
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
 from kernels.lora_tuning import ShrinkTuning, shrink_tuning
-from kernels.lora_work import index, kept, shrink_tile_at
+from kernels.lora_work import kept, shrink_tile_at
 
 #: blocks of A of one row that are read before any is multiplied
 AT_ONCE = tl.constexpr(4)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def dot_by_warps(x_tile, a_tile, WARPS: tl.constexpr, CAST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x_tile [rows, K] · a_tile [ranks, K]ᵀ in fp32; each warp sums a part of K of its own."""
-    if CAST:
-        x_tile, a_tile = x_tile.to(tl.float32), a_tile.to(tl.float32)
-    ROWS: tl.constexpr = x_tile.shape[0]
-    RANKS: tl.constexpr = a_tile.shape[0]
-    PART: tl.constexpr = x_tile.shape[1] // WARPS
-    x_parts = tl.permute(tl.reshape(x_tile, (ROWS, WARPS, PART)), (1, 0, 2))
-    a_parts = tl.permute(tl.reshape(a_tile, (RANKS, WARPS, PART)), (1, 2, 0))
-    return tl.sum(tl.dot(x_parts, a_parts, input_precision="tf32x3"), axis=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -83,47 +70,30 @@ def many_rows_partial(  # type: ignore[no-untyped-def]
     k0,
     K: tl.constexpr,
     SPLIT_K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
     DOT_K: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
-    WARPS: tl.constexpr,
     STAGES: tl.constexpr,
     CAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """[TILE_ROWS, RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1. DOT_K 0: BLOCK_K inputs at once, a
-    part of them a warp; else DOT_K at once, STAGES of them on their way."""
+    """[TILE_ROWS, RANK_BLOCK] sums over k0 … k0 + SPLIT_K − 1, DOT_K at once, STAGES of them on
+    their way."""
     totals = tl.zeros((TILE_ROWS, RANK_BLOCK), dtype=tl.float32)
-    ranks = tl.arange(0, RANK_BLOCK)
-    if DOT_K == 0:
-        a_rows = a + ranks[:, None].to(tl.int64) * K
-        for part in range(0, SPLIT_K, BLOCK_K):
-            k = k0 + part + tl.arange(0, BLOCK_K)
-            live_a, live_x = live_ranks[:, None], live_rows[:, None]
-            if K % SPLIT_K:
-                live_a = live_a & (k < K)[None, :]
-                live_x = live_x & (k < K)[None, :]
-            a_tile = tl.load(a_rows + k[None, :], mask=live_a, other=0.0)
-            if PDL:
-                gdc_wait()
-            x_tile = tl.load(x_rows + k[None, :], mask=live_x, other=0.0)
-            totals += dot_by_warps(x_tile, a_tile, WARPS, CAST)
-    else:
-        a_columns = a + ranks[None, :].to(tl.int64) * K
-        if PDL:
-            gdc_wait()
-        for part in tl.range(0, SPLIT_K, DOT_K, num_stages=STAGES):
-            k = k0 + part + tl.arange(0, DOT_K)
-            live_a, live_x = live_ranks[None, :], live_rows[:, None]
-            if K % SPLIT_K:
-                live_a = live_a & (k < K)[:, None]
-                live_x = live_x & (k < K)[None, :]
-            x_tile = tl.load(x_rows + k[None, :], mask=live_x, other=0.0)
-            a_tile = tl.load(a_columns + k[:, None], mask=live_a, other=0.0)
-            if CAST:
-                x_tile, a_tile = x_tile.to(tl.float32), a_tile.to(tl.float32)
-            totals = tl.dot(x_tile, a_tile, totals, input_precision="tf32x3")
+    a_columns = a + tl.arange(0, RANK_BLOCK)[None, :].to(tl.int64) * K
+    if PDL:
+        gdc_wait()
+    for part in tl.range(0, SPLIT_K, DOT_K, num_stages=STAGES):
+        k = k0 + part + tl.arange(0, DOT_K)
+        live_a, live_x = live_ranks[None, :], live_rows[:, None]
+        if K % SPLIT_K:
+            live_a = live_a & (k < K)[:, None]
+            live_x = live_x & (k < K)[None, :]
+        x_tile = tl.load(x_rows + k[None, :], mask=live_x, other=0.0)
+        a_tile = tl.load(a_columns + k[:, None], mask=live_a, other=0.0)
+        if CAST:
+            x_tile, a_tile = x_tile.to(tl.float32), a_tile.to(tl.float32)
+        totals = tl.dot(x_tile, a_tile, totals, input_precision="tf32x3")
     return totals
 
 
@@ -142,7 +112,6 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     num_blocks,
     capacity,
     few_rows,
-    stride,
     x_stride,
     u_split_stride,
     u_row_stride,
@@ -155,7 +124,6 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     TILE_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
-    WARPS: tl.constexpr,
     STAGES: tl.constexpr,
     CAST: tl.constexpr,
     PDL: tl.constexpr,
@@ -171,7 +139,7 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     ITEMS: tl.constexpr = NUM_SLICES * NUM_SPLITS
     rows = tl.arange(0, TILE_ROWS)
     ranks = tl.arange(0, RANK_BLOCK)
-    place = index(stride)
+    place = tl.program_id(0)
     next_slot, next_row, next_count, next_block = shrink_tile_at(tiles, place // ITEMS, capacity)
     for item in range(place, kept(num_tiles) * ITEMS, tl.num_programs(0)):
         slot, first_row, num_rows = next_slot.to(tl.int64), next_row.to(tl.int64), next_count
@@ -217,11 +185,9 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
                     k0,
                     K,
                     SPLIT_K,
-                    BLOCK_K,
                     DOT_K,
                     TILE_ROWS,
                     RANK_BLOCK,
-                    WARPS,
                     STAGES,
                     CAST,
                     PDL,
@@ -267,8 +233,7 @@ def lora_shrink_triton(
     early = tuning.early and overlaps(x)
     # a tile has one row at least, so more than this are never busy at once
     most = x.shape[0] * table.a_off.shape[2] * num_slices * u.shape[0]
-    programs, stride = grid(x, tuning.programs, most, tuning.packed)
-    launch: Any = shrink_kernel[(programs,)]
+    launch: Any = shrink_kernel[(num_programs(x, min(tuning.programs, most)),)]
     launch(
         x,
         table.arena,
@@ -283,7 +248,6 @@ def lora_shrink_triton(
         table.a_off.shape[2],
         plan.shrink_tiles.shape[0],
         tuning.few_rows,
-        stride,
         x.stride(0),
         u.stride(0),
         u.stride(1),
@@ -296,7 +260,6 @@ def lora_shrink_triton(
         TILE_ROWS=plan.tile_rows,
         RANK_BLOCK=RANK_BLOCK,
         OFFSET_UNIT=OFFSET_UNIT,
-        WARPS=tuning.num_warps,
         STAGES=tuning.num_stages,
         CAST=cast_for_dot(x),
         PDL=early,

@@ -45,14 +45,13 @@ class Place:
     priority: int
     programs: int = 528
     processors: int = 0
-    packed: bool = False
     delta_programs: int = 0
 
     def of(self, shrink: ShrinkTuning, delta: DeltaTuning) -> SiteTuning:
         delta_programs = self.delta_programs or min(self.programs, delta.programs)
         return SiteTuning(
-            replace(shrink, programs=self.programs, packed=self.packed),
-            replace(delta, programs=delta_programs, packed=self.packed),
+            replace(shrink, programs=self.programs),
+            replace(delta, programs=delta_programs),
             self.order,
             self.priority,
             self.processors,

@@ -23,13 +23,12 @@ class ShrinkTuning:
     block_k: inputs of one row read by one instruction; divides split_k.
     programs: grid; programs walk (tile, rank block, slice, split).
     dot_k: inputs of one product of several rows, `num_stages` of them on their way; divides
-        split_k. 0: block_k at once, a part of them a warp.
+        split_k. Decode only.
     registers: a thread, at most; 128 lets four programs of 128 threads share a multiprocessor.
     block_ranks: rows of A of one product; decode takes one rank block, prefill a few.
     early: begin before the kernel before has ended (programmatic dependent launch).
     leads: let an early delta begin as soon as all programs have begun; else when they end.
     few_rows: tiles of up to so many rows are multiplied and summed, without tensor cores.
-    packed: little work stays on few multiprocessors (kernels.lora_launch.program_stride).
     """
 
     split_k: int
@@ -43,7 +42,6 @@ class ShrinkTuning:
     early: bool = False
     leads: bool = True
     few_rows: int = 1
-    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class DeltaTuning:
     programs: grid.
     early: begin before the shrink has ended (programmatic dependent launch).
     dot_rows: rows of one product in a prefill.
-    few_rows, packed: as in ShrinkTuning.
+    few_rows: as in ShrinkTuning.
     """
 
     block_columns: int
@@ -66,7 +64,6 @@ class DeltaTuning:
     early: bool = True
     dot_rows: int = 16
     few_rows: int = 1
-    packed: bool = False
 
 
 # From sweeps on an H200 (triton 3.6, 8B shape, commit 13c3b2b): a warp reads 16 rows of 256 inputs
@@ -92,16 +89,8 @@ _PREFILL_SPLITS = 2
 
 #: `bench-ops --sweep` tries these
 SHRINK_CANDIDATES = tuple(
-    ShrinkTuning(split_k, block_k, programs, warps, dot_k, stages, registers)
-    for split_k, block_k, warps, dot_k, stages, registers in (
-        (1024, 1024, 8, 0, 1, 128),
-        (1024, 1024, 8, 256, 4, 128),
-        (1024, 512, 4, 0, 1, 168),
-        (1024, 256, 4, 256, 4, 168),
-        (1024, 256, 4, 128, 4, 128),
-        (512, 512, 4, 0, 1, 128),
-        (512, 256, 4, 128, 4, 128),
-    )
+    ShrinkTuning(split_k, 256, programs, 4, dot_k, 4, registers)
+    for split_k, dot_k, registers in ((1024, 256, 168), (1024, 128, 128), (512, 128, 128))
     for programs in (264, 528)
 )
 DELTA_CANDIDATES = tuple(

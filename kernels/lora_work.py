@@ -30,24 +30,16 @@ def shrink_tile_at(tiles, at, capacity):  # type: ignore[no-untyped-def]
     return kept(tile), kept(tile + 1), kept(tile + 2), kept(tile + 3)
 
 
-@triton.jit
-def index(stride):  # type: ignore[no-untyped-def]
-    """This program's place among all: program p, p + stride, p + 2·stride, … follow each other.
-    The stride divides the number of programs."""
-    program = tl.program_id(0)
-    return program % stride * (tl.num_programs(0) // stride) + program // stride
-
-
 @triton.jit  # type: ignore[untyped-decorator]
-def share(num_items, stride, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+def share(num_items, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
     """(first item, end, lane, lanes) of this program, which takes first, first + P, … below end.
 
     Where programs outnumber items, an item has up to LANES programs: its lanes. Lane 0 of item i
-    is the program with index i, whatever the number of items. See `index` for stride.
+    is program i, whatever the number of items.
     """
     programs = tl.num_programs(0)
     lanes = tl.maximum(tl.minimum(programs // tl.maximum(num_items, 1), LANES), 1)
-    place = index(stride)
+    place = tl.program_id(0)
     lane = tl.where(lanes > 1, place // tl.maximum(num_items, 1), 0)
     end = tl.where(lane < lanes, num_items, 0)
     return place - lane * num_items, end, lane, lanes

@@ -69,7 +69,6 @@ def shrink(dtype: str, architecture: int, in_features: int, tile_rows: int) -> N
         kernel = lora_shrink_triton.shrink_kernel
         constants |= {
             "DOT_K": tuning.dot_k * 2 // ITEM_BYTES[dtype],
-            "WARPS": tuning.num_warps,
             "STAGES": tuning.num_stages,
             "PDL": tuning.early and architecture >= 90,
             "LEADS": tuning.leads and architecture >= 90,
