@@ -24,10 +24,10 @@ from shutil import copytree
 
 import grpc
 
-from benchmarks.fairness_meter import jain
-from benchmarks.fairness_watch import WaitWatch
-from benchmarks.harness import RESULTS, ROOT, Recorder, end_on_signals
-from benchmarks.load import Stream, demo_streams
+from benchmarks.fairness.meter import jain
+from benchmarks.fairness.watch import WaitWatch
+from benchmarks.shared.harness import PARTIAL, RESULTS, Recorder, end_on_signals
+from benchmarks.shared.load import Stream, demo_streams
 from examples.demo_stack import ADAPTERS, ADAPTERS_DIR, MODEL_NAME, Stack, convert_model
 from loraplex.channel import insecure_channel
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -49,7 +49,6 @@ FAIR, RESIDENT = "fair", "resident-first"
 SECONDS = 60.0
 LOOK_EVERY_S = 0.02
 START_TIMEOUT_S = 60.0
-PARTIAL = ROOT / ".loraplex" / "benchmarks"
 
 
 @dataclass

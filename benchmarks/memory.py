@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness import RESULTS, ROOT, Recorder
-from benchmarks.process_memory import MIB
-from benchmarks.shapes import BASE_8B, write_adapter
+from benchmarks.shared.harness import PARTIAL, RESULTS, Recorder
+from benchmarks.shared.made_adapters import BASE_8B, write_adapter
+from benchmarks.shared.process_memory import MIB
 from engine_svc.adapters.packer import PackPlan, plan_packing, write_packed
 from engine_svc.layout import AdapterLayout, adapter_layout
 from examples.demo_stack import MODEL_DIR, MODEL_NAME, convert_model
@@ -32,7 +32,6 @@ USUAL_RANKS = (4, 8, 16, 32, 64)
 COUNTED_RANKS = range(4, 65)
 ROUNDS = 7
 GIGA = 1e9
-PARTIAL = ROOT / ".loraplex" / "benchmarks"
 
 
 def main() -> int:

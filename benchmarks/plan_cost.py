@@ -21,7 +21,7 @@ import time
 from collections import deque
 from dataclasses import replace
 
-from benchmarks.harness import Recorder
+from benchmarks.shared.harness import Recorder
 from engine_svc.core.engine import EngineCore
 from engine_svc.core.limits import quantum_floor
 from engine_svc.types import (

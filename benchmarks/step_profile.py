@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.made_models import SHAPES
-from benchmarks.step_bench import Bench, open_bench
-from benchmarks.step_cases import FULL, RANK_16, TINY, Case, even
+from benchmarks.shared.made_models import SHAPES
+from benchmarks.step.bench import Bench, open_bench
+from benchmarks.step.cases import FULL, RANK_16, TINY, Case, even
 from engine_svc.model.gpu import site_deltas
 from engine_svc.types import NO_SLOT
 

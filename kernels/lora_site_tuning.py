@@ -60,7 +60,7 @@ class Place:
 
 # From 26 candidates at each site, in-layer (H200, torch 2.11, triton 3.6, 8B shape, commits 84b6c30
 # and b9a1d40), at 1, 8, 32, 64, 128, 256, 512 and 1024 rows: each row of the table has the least
-# sum of time / goal over the cells of benchmarks.ops_choose with so many rows, and where sums were
+# sum of time / goal over the cells of benchmarks.ops.choose with so many rows, and where sums were
 # alike what serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors
 # loses little as long as it waits for memory, and leaves LoRA the other half: kernels of both never
 # share one, since cuBLAS's take all of its registers.

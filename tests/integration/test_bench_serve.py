@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import serve
+from benchmarks.serve import __main__ as serve
 
 
 def test_load_of_many_adapters_runs_on_a_database_that_was_filled_before(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.fairness_watch import WaitWatch
+from benchmarks.fairness.watch import WaitWatch
 from tests.support.crowd import Crowd, crowd
 from tests.support.engine_stack import Stack
 from tests.support.waiting import eventually

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.deployments import FLEETS, METRICS, table
-from benchmarks.fleets import changed_copy
-from benchmarks.harness import Recorder
-from benchmarks.load import Stream
-from benchmarks.open_loop import Arrival, Target, poisson, run_open_loop
-from benchmarks.process_memory import tree_pss_bytes
+from benchmarks.deployments.__main__ import FLEETS, METRICS, table
+from benchmarks.deployments.fleets import changed_copy
+from benchmarks.deployments.open_loop import Arrival, Target, poisson, run_open_loop
+from benchmarks.shared.harness import Recorder
+from benchmarks.shared.load import Stream
+from benchmarks.shared.process_memory import tree_pss_bytes
 from loraplex.adapter_format import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.channel import insecure_channel, loopback_options
 from loraplex.engine.v1 import engine_pb2, engine_pb2_grpc

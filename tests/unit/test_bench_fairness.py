@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fairness_baselines import Fcfs
-from benchmarks.fairness_crowd import Cell, Crowd
-from benchmarks.fairness_meter import Meter, jain
-from benchmarks.fairness_policy import Job, Shape, StepFacts, step_s
-from benchmarks.fairness_sim import (
+from benchmarks.fairness.baselines import Fcfs
+from benchmarks.fairness.crowd import Cell, Crowd
+from benchmarks.fairness.meter import Meter, jain
+from benchmarks.fairness.policy import Job, Shape, StepFacts, step_s
+from benchmarks.fairness.sim import (
     CAP_ALONE,
     NO_CAP,
     SKIP,
@@ -18,7 +18,7 @@ from benchmarks.fairness_sim import (
     run_trace,
     wait_bound_steps,
 )
-from benchmarks.fairness_turns import SimClock, SimRunner
+from benchmarks.fairness.turns import SimClock, SimRunner
 from engine_svc.types import Chunk, SamplingParams, SeatOpening, StepPlan
 
 SHAPE = Shape(max_loras=1, max_num_seqs=4, max_num_batched_tokens=64)

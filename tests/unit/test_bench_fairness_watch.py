@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.fairness_watch import WaitWatch
+from benchmarks.fairness.watch import WaitWatch
 from loraplex.common.v1 import common_pb2
 from loraplex.engine.v1 import engine_pb2
 

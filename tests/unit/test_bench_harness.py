@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.goals import GOALS, Goal
-from benchmarks.harness import Recorder, quantile
+from benchmarks.shared.goals import GOALS, Goal
+from benchmarks.shared.harness import Recorder, quantile
 
 
 def test_row_holds_median_quantiles_and_goal(tmp_path: Path) -> None:

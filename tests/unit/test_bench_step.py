@@ -10,14 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import core_drive, step, step_checks
-from benchmarks.goals import goals_of
-from benchmarks.made_models import CONFIG_TINY, SHAPES, write_model_folder
-from benchmarks.random_files import RandomNumbers, write_safetensors
-from benchmarks.shapes import BASE_8B
-from benchmarks.step_adapters import AdapterRegion
-from benchmarks.step_cases import FULL, MIXED, Case, even, fragmented
-from benchmarks.step_floor import StepFloor
+from benchmarks.shared import core_drive
+from benchmarks.shared.goals import goals_of
+from benchmarks.shared.made_adapters import BASE_8B
+from benchmarks.shared.made_models import CONFIG_TINY, SHAPES, write_model_folder
+from benchmarks.shared.packed_adapters import AdapterRegion
+from benchmarks.shared.random_files import RandomNumbers, write_safetensors
+from benchmarks.step import __main__ as step
+from benchmarks.step import checks
+from benchmarks.step.cases import FULL, MIXED, Case, even, fragmented
+from benchmarks.step.floor import StepFloor
 from engine_svc import compose
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.layout import adapter_layout
@@ -79,12 +81,12 @@ def test_floor_counts_weights_kv_and_each_adapter_once() -> None:
     ],
 )
 def test_wrong_answers_are_named(tokens: tuple[tuple[int, ...], ...], said: list[str]) -> None:
-    found = step_checks.problems("case", [-1, 4, 5], tokens)
+    found = checks.problems("case", [-1, 4, 5], tokens)
     assert [one.removeprefix("case: ") for one in found] == said
 
 
 def test_adapter_without_effect_is_named() -> None:
-    found = step_checks.without_effect((1, 2), "case", {-1: (1, 2), 3: (1, 2), 4: (2, 2)})
+    found = checks.without_effect((1, 2), "case", {-1: (1, 2), 3: (1, 2), 4: (2, 2)})
     assert found == ["case: slot 3 answers as the base"]
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import serve
-from benchmarks.serve_clients import Job, Outcome, Target, prompt_ids, run_trace
-from benchmarks.serve_report import by_popularity, report
-from benchmarks.trace import (
+from benchmarks.serve import __main__ as serve
+from benchmarks.serve.clients import Job, Outcome, Target, prompt_ids, run_trace
+from benchmarks.serve.report import by_popularity, report
+from benchmarks.serve.trace import (
     POPULARITIES,
     TraceInvalid,
     TraceRequest,

@@ -122,7 +122,8 @@ def _bench(name: str) -> Target | None:
     if not name.startswith("bench-"):
         return None
     bench = name.removeprefix("bench-").replace("-", "_")
-    if not (ROOT / "benchmarks" / f"{bench}.py").exists():
+    command = ROOT / "benchmarks" / bench
+    if not (command.with_suffix(".py").is_file() or (command / "__main__.py").is_file()):
         return None
 
     def action(environment: Environment, args: Sequence[str]) -> int:
@@ -146,7 +147,7 @@ TARGETS = {
 
 def _parser() -> argparse.ArgumentParser:
     lines = [f"  {name:<11}{target.help}" for name, target in TARGETS.items()]
-    lines.append("  bench-NAME benchmarks/NAME.py; prints a table and writes its rows")
+    lines.append("  bench-NAME python -m benchmarks.NAME; prints a table and writes its rows")
     parser = argparse.ArgumentParser(
         prog="dev.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,

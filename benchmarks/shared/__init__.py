@@ -1,0 +1,1 @@
+"""What several benchmarks lean on; it knows none of them."""
