@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one target and return its exit status; 2 when this machine cannot run it."""
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
-    target = TARGETS.get(options.target) or _bench(options.target)
+    target = TARGETS.get(options.target) or benchmark(options.target)
     if target is None:
         parser.error(f"no target {options.target!r}; there are: {', '.join(TARGETS)}, bench-NAME")
     environment = Environment(ROOT)
@@ -118,7 +118,8 @@ def _clean(environment: Environment, _: Sequence[str]) -> int:
     return 0
 
 
-def _bench(name: str) -> Target | None:
+def benchmark(name: str) -> Target | None:
+    """The target of `bench-NAME`, None where NAME is no benchmark."""
     if not name.startswith("bench-"):
         return None
     bench = name.removeprefix("bench-").replace("-", "_")
