@@ -18,6 +18,7 @@ from pathlib import Path
 from engine_svc.adapters.folder_weights import FolderWeights
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.core.engine import EngineCore
+from engine_svc.core.limits import adapters_ahead
 from engine_svc.core.ports import Runner, WeightsSource
 from engine_svc.floor import FloorMeter, StepFloor
 from engine_svc.frontend.generate import Serving
@@ -134,6 +135,7 @@ def build_core(
     Raises: FailedPrecondition: limits that no engine can keep.
     """
     places = num_places(settings, model.device)
+    prefetched, wanted = adapters_ahead(places)
     limits = EngineLimits(
         max_loras=places,
         max_num_seqs=settings.max_num_seqs,
@@ -160,8 +162,8 @@ def build_core(
         # on a CPU the next plan has nothing to overlap with
         run_ahead=int(model.device != "cpu"),
         prefix_cache=settings.enable_prefix_caching,
-        # a place must not wait for a copy when turns are short
-        prefetch_adapters=max(2, places // 2),
+        prefetch_adapters=prefetched,
+        max_wanted=wanted,
     )
     try:
         core = EngineCore(

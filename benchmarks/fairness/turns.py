@@ -18,6 +18,7 @@ from benchmarks.fairness.policy import (
     step_s,
 )
 from engine_svc.core.engine import EngineCore
+from engine_svc.core.limits import adapters_ahead
 from engine_svc.types import (
     NO_SLOT,
     AdapterRef,
@@ -169,6 +170,7 @@ class SimWeights:
 def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
     """The queue has room for all; the arena is an H200's, so what is paused takes KV from it."""
     slots = SLOTS_A_PLACE * shape.max_loras
+    prefetched, wanted = adapters_ahead(shape.max_loras)
     return EngineLimits(
         max_loras=shape.max_loras,
         max_num_seqs=shape.max_num_seqs,
@@ -185,8 +187,8 @@ def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
         turn_max_steps=turn_max_steps,
         closing_steps=2,
         prefix_cache=False,
-        # as engine_svc/compose.py has it
-        prefetch_adapters=max(2, shape.max_loras // 2),
+        prefetch_adapters=prefetched,
+        max_wanted=wanted,
     )
 
 

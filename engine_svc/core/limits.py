@@ -52,6 +52,12 @@ def check_limits(limits: EngineLimits) -> None:
         raise ValueError(f"run_ahead is {limits.run_ahead}; must be 0 or 1")
 
 
+def adapters_ahead(places: int) -> tuple[int, int]:
+    """(prefetch_adapters, max_wanted) of an engine with so many places: a place must not wait for a
+    copy when turns are short, nor a copy for the host."""
+    return max(2, places // 2), max(16, 2 * places)
+
+
 def arena_tokens(limits: EngineLimits, adapter_pages: int) -> int:
     """Tokens of one sequence that fit an arena holding nothing but its adapter; its last token
     needs no KV."""

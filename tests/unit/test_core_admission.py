@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from engine_svc.core.limits import adapters_ahead
 from engine_svc.types import Failure
 from tests.support.core_world import Heard, World, limits
 
@@ -111,3 +112,12 @@ def test_a_price_or_a_wait_that_is_no_positive_number_stops_the_start(
 ) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value}; must be a finite number above 0"):
         World(dataclasses.replace(limits(), **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("places", "ahead"), [(1, (2, 16)), (4, (2, 16)), (8, (4, 16)), (64, (32, 128))]
+)
+def test_adapters_are_copied_for_half_of_the_places_and_wanted_for_twice_as_many(
+    places: int, ahead: tuple[int, int]
+) -> None:
+    assert adapters_ahead(places) == ahead
