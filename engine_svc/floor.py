@@ -58,12 +58,12 @@ class FloorMeter:
         for binding in plan.slot_bindings:
             self._pages[binding.slot] = len(binding.page_ids)
         if plan.chunks:
-            num_tokens = plan.num_tokens
-            starts = [chunk.start for chunk in plan.chunks]
+            chunks, num_tokens = plan.chunks, plan.num_tokens
+            context = sum(chunks.offsets) + len(chunks) * chunks.origin + num_tokens
             if self._floor.window:
-                starts = [min(start, self._floor.window - 1) for start in starts]
-            context = sum(starts) + num_tokens
-            slots = {chunk.slot for chunk in plan.chunks} - {NO_SLOT}
+                most = self._floor.window - 1 - chunks.origin
+                context -= sum([offset - most for offset in chunks.offsets if offset > most])
+            slots = set(chunks.slots) - {NO_SLOT}
             pages = sum([self._pages[slot] for slot in slots])
             self.observe(self._floor.seconds(num_tokens, context, pages))
 

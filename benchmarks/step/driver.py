@@ -16,6 +16,7 @@ from engine_svc.model.build import LoadedModel
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
+    Chunks,
     LateInputs,
     PageCopy,
     SamplingParams,
@@ -206,7 +207,7 @@ class StepDriver:
         self._step += 1
         bindings, self._bindings = tuple(self._bindings), []
         ordered = sorted(chunks, key=lambda chunk: (chunk.slot == NO_SLOT, chunk.slot))
-        return StepPlan(self._step, tuple(ordered), openings, bindings, copies, run_ahead=1)
+        return StepPlan(self._step, Chunks.of(ordered), openings, bindings, copies, run_ahead=1)
 
     def _take(self, count: int) -> list[int]:
         if count > len(self._free):

@@ -16,6 +16,7 @@ from engine_svc.types import (
     NO_SLOT,
     AdapterRef,
     Chunk,
+    Chunks,
     SlotBinding,
     SlotLoad,
     StepPlan,
@@ -94,7 +95,7 @@ class ServedLogits:
             seen = pages[: -(-(start + len(part)) // size)]
             chunk = Chunk(0, slot, start, len(part), part, seen)
             self._step += 1
-            plan = StepPlan(self._step, (chunk,), slot_bindings=self._bindings)
+            plan = StepPlan(self._step, Chunks.of((chunk,)), slot_bindings=self._bindings)
             self._bindings = ()
             parts.append(self._model.runner.all_logits(plan).cpu())
         self._free.extend(pages)

@@ -54,7 +54,7 @@ class Books:
         self.free_seats = list(range(limits.max_num_seqs - 1, -1, -1))
         #: who has each seat, or had it last
         self.seated: list[Sequence | None] = [None] * limits.max_num_seqs
-        self.decodes = Decodes()
+        self.decodes = Decodes(limits.max_num_seqs)
         #: decoding sequences by the step that has to look at them
         self.alarms: defaultdict[int, list[Sequence]] = defaultdict(list)
         #: running sequences whose next chunk names its tokens

@@ -84,7 +84,7 @@ def _needs_page(books: Books, draft: Draft, sequence: Sequence) -> bool:
 def _look_later(books: Books, draft: Draft, sequence: Sequence, start: int) -> None:
     """It has the page of its next position: the next look is when that is full, or at its end."""
     pages, last = sequence.page_ids, sequence.max_total - 2
-    sequence.page_tuple = tuple(pages)
+    books.decodes.turn_page(sequence)
     if sequence.decodes is None:
         turn = books.turns.get(sequence.lane.digest)
         assert turn is not None, "a decode without a turn"
@@ -154,7 +154,6 @@ def _gave_pages(books: Books, prompts: list[Sequence], room: int) -> bool:
     pages = books.memory.take_many(total)
     for sequence, count in lacking:
         sequence.page_ids += [pages.pop() for _ in range(count)]
-        sequence.page_tuple = None
     return True
 
 

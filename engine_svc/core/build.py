@@ -12,6 +12,7 @@ from engine_svc.core.sequence import Sequence
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
+    Chunks,
     SeatOpening,
     SlotBinding,
     StepPlan,
@@ -31,16 +32,12 @@ class LaunchedStep:
     #: who has each seat
     by_seat: list[Sequence | None]
     num_samples: int
-    #: tokens of each adapter in the step
-    segments: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Parts:
-    chunks: list[Chunk] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     bindings: list[SlotBinding] = field(default_factory=list)
-    segments: list[int] = field(default_factory=list)
     num_samples: int = 0
     #: prompts whose last chunk is in the plan
     complete: list[Sequence] = field(default_factory=list)
@@ -49,14 +46,14 @@ class _Parts:
 def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> LaunchedStep:
     """Rows grouped by slot, the base last."""
     step, parts = books.next_step, _Parts()
-    _add_rows(books, draft, parts, now)
+    chunks = _rows(books, draft, parts, now)
     openings = [o for sequence in books.opened if sequence.seats for o in _openings(sequence)]
     _end_decodes(books, draft, parts)
     for sequence in parts.complete:
         _begin_decodes(books, sequence)
     plan = StepPlan(
         step=step,
-        chunks=tuple(parts.chunks),
+        chunks=chunks,
         seat_openings=tuple(openings),
         slot_bindings=tuple(parts.bindings),
         page_copies=tuple(c for s, c in books.page_copies if s.page_copy is c),
@@ -69,40 +66,31 @@ def build_step(books: Books, draft: Draft, run_ahead: int, now: float) -> Launch
     books.rates.step_planned(now, books.charges.step_service)
     books.memory.launched(step, [copy.source for copy in plan.page_copies])
     by_seat = books.seated.copy()
-    return LaunchedStep(plan, parts.rows, by_seat, parts.num_samples, tuple(parts.segments))
+    return LaunchedStep(plan, parts.rows, by_seat, parts.num_samples)
 
 
-def _add_rows(books: Books, draft: Draft, parts: _Parts, now: float) -> None:
+def _rows(books: Books, draft: Draft, parts: _Parts, now: float) -> Chunks:
     """Everything that decodes, and the prompts beside what decodes of their adapters."""
     prompts: dict[Lane, list[Sequence]] = {}
     for sequence in draft.prompts:
         prompts.setdefault(sequence.lane, []).append(sequence)
-    parts.chunks = books.decodes.chunks()
-    parts.num_samples = len(parts.chunks)
+    parts.num_samples = len(books.decodes)
     books.charges.decodes()
-    num_slots = 0
-    groups: list[tuple[int, bool, list[Chunk]]] = []
-    for turn in books.turns.values():
-        lane, slot = turn.lane, turn.slot
-        num_tokens = sum(lane.rows.values())
-        if not num_tokens and lane not in prompts:
-            continue
-        if slot is not None:
-            num_slots += 1
-            if not slot.bound:
-                slot.bound = True
-                parts.bindings.append(SlotBinding(slot.index, lane.digest, slot.page_ids))
-        if lane in prompts:
-            index = NO_SLOT if slot is None else slot.index
-            group = [_add_prompt(books, parts, one, index, now) for one in prompts[lane]]
-            num_tokens += sum(chunk.num_tokens for chunk in group)
-            groups.append((books.decodes.row_after(lane), lane.is_base, group))
-        parts.segments.append(num_tokens)
-    assert num_slots <= books.limits.max_loras, "more adapters in a step than max_loras"
-    # from the end, so that rows keep their numbers; the base is at the very end
-    groups.sort(key=itemgetter(0, 1), reverse=True)
-    for row, _, group in groups:
-        parts.chunks[row:row] = group
+    #: row that it goes before, whether it is the base's, chunk
+    chunks: list[tuple[int, bool, Chunk]] = []
+    for lane, sequences in prompts.items():
+        turn = books.turns.get(lane.digest)
+        assert turn is not None, "a prompt without a turn"
+        slot, row = turn.slot, books.decodes.row_after(lane)
+        if slot is not None and not slot.bound:
+            slot.bound = True
+            parts.bindings.append(SlotBinding(slot.index, lane.digest, slot.page_ids))
+        index = NO_SLOT if slot is None else slot.index
+        for sequence in sequences:
+            chunk = _add_prompt(books, parts, sequence, index, now)
+            chunks.append((row, lane.is_base, chunk))
+    chunks.sort(key=itemgetter(0, 1))
+    return books.decodes.chunks([(row, chunk) for row, _, chunk in chunks])
 
 
 def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now: float) -> Chunk:
@@ -112,8 +100,6 @@ def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now:
     if sequence.live.waits is None:
         books.first_planned(sequence.live, now)
     books.charges.chunk(sequence, end)
-    if sequence.page_tuple is None:
-        sequence.page_tuple = tuple(sequence.page_ids)
     is_last = end == sequence.num_total
     top, following = _prompt_logprobs(sequence, end)
     chunk = Chunk(
@@ -122,7 +108,7 @@ def _add_prompt(books: Books, parts: _Parts, sequence: Sequence, slot: int, now:
         start,
         sequence.share,
         sequence.token_ids(start, end),
-        sequence.page_tuple[: -(-end // books.limits.page_size)],
+        tuple(sequence.page_ids[: -(-end // books.limits.page_size)]),
         sequence.seats if is_last else (),
         top,
         following,

@@ -1,4 +1,4 @@
-"""What decodes in every step, as columns: the chunks of a step are zipped together from them.
+"""What decodes in every step, as the columns of a step's chunks.
 
 A decode's next chunk differs from its last one in its position alone, and that moves by one in
 every step. So nothing is done per decode and step: a sequence joins once it has the page of its
@@ -8,35 +8,30 @@ the step where it is. Rows are grouped by adapter, the base last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import repeat
-from operator import attrgetter
-from typing import TYPE_CHECKING, cast
+from array import array
+from collections.abc import Sequence as Listed
+from typing import TYPE_CHECKING
 
-from engine_svc.types import NO_SLOT, Chunk
+from engine_svc.types import NO_SLOT, Chunk, Chunks
 
 if TYPE_CHECKING:
     from engine_svc.core.lane import Lane
     from engine_svc.core.sequence import Sequence
 
-#: Chunk of a tuple of its fields: three times as fast as Chunk(…)
-_chunk_of = cast("Callable[[Iterable[object]], Chunk]", partial(tuple.__new__, Chunk))
-_page_tuple = attrgetter("page_tuple")
-
 
 class Decodes:
     """Rows of the sequences that decode in the step being planned and in the ones after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_num_seqs: int) -> None:
         #: id of the step that is planned next
         self.step = 0
         self.sequences: list[Sequence] = []
-        self._seats: list[int] = []
-        self._slots: list[int] = []
+        self._seats = array("q")
+        self._slots = array("q")
         #: position of the next token − id of the step that computes it
-        self._offsets: list[int] = []
-        self._sample_seats: list[tuple[int, ...]] = []
+        self._offsets = array("q")
+        #: by seat, of the last chunk that it was in
+        self._page_tables: list[tuple[int, ...]] = [()] * max_num_seqs
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -52,7 +47,10 @@ class Decodes:
         self._seats.insert(row, sequence.seats[0])
         self._slots.insert(row, slot)
         self._offsets.insert(row, sequence.num_planned - self.step)
-        self._sample_seats.insert(row, sequence.seats)
+
+    def turn_page(self, sequence: Sequence) -> None:
+        """The pages of one that decodes, or joins, have changed."""
+        self._page_tables[sequence.seats[0]] = tuple(sequence.page_ids)
 
     def row_after(self, lane: Lane) -> int:
         """A row next to the lane's own, or the first of a new group."""
@@ -67,8 +65,7 @@ class Decodes:
         if sequence.decodes is None:
             return
         row = self.sequences.index(sequence)
-        del self.sequences[row], self._seats[row], self._slots[row]
-        del self._offsets[row], self._sample_seats[row]
+        del self.sequences[row], self._seats[row], self._slots[row], self._offsets[row]
         rows, flow = sequence.lane.rows, sequence.flow
         rows[flow] -= 1
         if not rows[flow]:
@@ -77,31 +74,33 @@ class Decodes:
         sequence.decodes = None
         sequence.num_planned, sequence.last_step = planned, last_step
 
-    def chunks(self) -> list[Chunk]:
-        """One chunk for each row; from here on the step is planned."""
-        rows = zip(
-            self._seats,
-            self._slots,
-            map(self.step.__add__, self._offsets),
-            repeat(1),
-            repeat(()),
-            map(_page_tuple, self.sequences),
-            self._sample_seats,
-            repeat(None),
-            repeat(-1),
-            strict=False,
-        )
+    def chunks(self, prompts: Listed[tuple[int, Chunk]]) -> Chunks:
+        """The step's rows; from here on it is planned.
+
+        Args: prompts, ascending, each with the row that it goes before.
+        """
+        seats, slots, offsets = self._seats[:], self._slots[:], self._offsets[:]
+        by_row: dict[int, Chunk] = {}
+        for num_before, (before, chunk) in enumerate(prompts):
+            row = before + num_before
+            by_row[row] = chunk
+            seats.insert(row, chunk.seat)
+            slots.insert(row, chunk.slot)
+            offsets.insert(row, chunk.start - self.step)
+            self._page_tables[chunk.seat] = chunk.page_ids
+        chunks = Chunks(self.step, seats, slots, offsets, self._page_tables.copy(), by_row)
         self.step += 1
-        return list(map(_chunk_of, rows))
+        return chunks
 
     def check_integrity(self) -> None:
         groups: list[Lane] = []
-        for sequence, seat, slot, offset, seats in zip(
-            self.sequences, self._seats, self._slots, self._offsets, self._sample_seats, strict=True
+        for sequence, seat, slot, offset in zip(
+            self.sequences, self._seats, self._slots, self._offsets, strict=True
         ):
             assert sequence.decodes is self, "a row's sequence has left"
             assert not sequence.names_tokens
-            assert (seat,) == seats == sequence.seats, "a row has another's seat"
+            assert (seat,) == sequence.seats, "a row has another's seat"
+            assert self._page_tables[seat] == tuple(sequence.page_ids), "a row has other pages"
             assert offset + self.step == sequence.num_planned, "a row is out of step"
             assert (slot == NO_SLOT) is sequence.lane.is_base
             if not groups or groups[-1] is not sequence.lane:

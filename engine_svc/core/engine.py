@@ -40,7 +40,15 @@ from engine_svc.core.sequence import Sequence, SequenceState
 from engine_svc.core.snapshot import CoreCounts, take_counts
 from engine_svc.core.waits import Cause
 from engine_svc.snapshots import RequestExplanation
-from engine_svc.types import EngineLimits, Failure, LateInputs, OutputItem, Request, TenantQuota
+from engine_svc.types import (
+    NO_SLOT,
+    EngineLimits,
+    Failure,
+    LateInputs,
+    OutputItem,
+    Request,
+    TenantQuota,
+)
 
 _NOTHING_LATE = LateInputs()
 _SPARE_DEADLINES = 64
@@ -188,13 +196,14 @@ class EngineCore:
         books = self._books
         plan = None if planned is None else planned.plan
         num_sequences = 0 if plan is None else len(plan.chunks)
+        segments = {} if plan is None else plan.chunks.tokens_by_slot()
         return StepReport(
             step=-1 if plan is None else plan.step,
-            num_tokens=0 if planned is None else sum(planned.segments),
+            num_tokens=sum(segments.values()),
             num_sequences=num_sequences,
             fill=num_sequences / books.limits.max_num_seqs,
-            num_adapters=0 if plan is None else plan.num_adapters,
-            segments=() if planned is None else planned.segments,
+            num_adapters=len(segments.keys() - {NO_SLOT}),
+            segments=tuple(segments.values()),
             plan_s=plan_s,
             compute_s=compute_s,
             commit_s=commit_s,

@@ -73,8 +73,6 @@ class Sequence:
     #: copy in the plan being made that gives it its own last page
     page_copy: PageCopy | None = None
     suspended_s: float = 0.0
-    #: `page_ids` as the runner takes it; rebuilt when pages come or go
-    page_tuple: tuple[int, ...] | None = None
     #: its tokens in the plan being made
     share: int = 0
     #: the decodes of every step, while it is one of them, and the step in which it joined
@@ -169,7 +167,7 @@ class Sequence:
         assert self.names_tokens, "a sequence that decodes loses its pages"
         self.furthest = max(self.furthest, self.num_planned)
         self.page_ids = []
-        self.page_tuple = self.page_copy = None
+        self.page_copy = None
         self.num_planned = self.num_indexed = 0
         self.index_node, self.index_open = None, True
         self.incarnation += 1

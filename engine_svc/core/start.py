@@ -57,7 +57,6 @@ def take_pages(books: Books, sequence: Sequence, num_tokens: int) -> None:
     lacking = pages_for(sequence.num_planned + num_tokens, page_size) - len(sequence.page_ids)
     if lacking > 0:
         sequence.page_ids += books.memory.take_many(lacking)
-    sequence.page_tuple = None
 
 
 def num_pages_lacking(books: Books, sequence: Sequence, num_tokens: int) -> int:
@@ -83,7 +82,6 @@ def _share_prefix(books: Books, sequence: Sequence) -> int:
     tokens = sequence.token_ids(0, sequence.num_known)
     nodes = books.memory.share_prefix(sequence.live.prefix_root, tokens)
     sequence.page_ids = [node.page for node in nodes]
-    sequence.page_tuple = None
     cached = len(nodes) * books.limits.page_size
     sequence.num_planned = cached
     sequence.num_indexed = len(nodes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_svc.model.arena import Arena
-from engine_svc.types import Chunk, StepPlan
+from engine_svc.types import Chunk
 from kernels.paged_attention import AttentionPlan, DecodeBatch, PrefillChunk
 from loraplex.base_model import BaseModelSpec
 
@@ -47,14 +47,14 @@ class ForwardPlanner:
         #: [L, 2, 1] offset of (layer, k|v) inside a page, in rows of page_size positions
         self._planes = torch.arange(2 * self._layers).view(self._layers, 2, 1)
 
-    def plan(self, step: StepPlan) -> ForwardPlan:
+    def plan(self, chunks: Sequence[Chunk]) -> ForwardPlan:
         token_ids: list[int] = []
         positions: list[int] = []
         page_of_row: list[int] = []
         first_rows: list[int] = []
         late: list[tuple[int, int]] = []
         fresh: list[int] = []
-        for chunk in step.chunks:
+        for chunk in chunks:
             first_rows.append(len(positions))
             if not chunk.token_ids:
                 late.append((len(positions), chunk.seat))
@@ -70,8 +70,8 @@ class ForwardPlanner:
             late_rows=torch.tensor([row for row, _ in late], dtype=torch.int64).to(self._device),
             late_seats=torch.tensor([seat for _, seat in late], dtype=torch.int64).to(self._device),
             positions=at.to(self._device),
-            attention=self._attention(step.chunks, first_rows, at, torch.tensor(page_of_row)),
-            segments=_segments(step.chunks),
+            attention=self._attention(chunks, first_rows, at, torch.tensor(page_of_row)),
+            segments=_segments(chunks),
             first_rows=tuple(first_rows),
             fresh_pages=tuple(fresh),
         )

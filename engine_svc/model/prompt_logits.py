@@ -3,14 +3,16 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_svc.model.logprobs import RankedTokens, rank_tokens
 from engine_svc.model.lora import Segment
-from engine_svc.types import Chunk, PromptLogprobs
+from engine_svc.types import Chunk, Chunks, PromptLogprobs
 
 #: rows of logits of an adapter's own head, or of prompts, that exist at one time
 BLOCK_ROWS = 32
@@ -35,15 +37,17 @@ class PromptBlock:
 
 
 def prompt_blocks(
-    chunks: Sequence[Chunk], first_rows: Iterable[int], hidden: torch.Tensor, logits_of: LogitsOf
+    chunks: Chunks,
+    first_rows: Sequence[int] | npt.NDArray[np.int64],
+    hidden: torch.Tensor,
+    logits_of: LogitsOf,
 ) -> list[PromptBlock]:
     """What prompt_logprobs asked for. Args: first_rows, of each chunk in hidden [T, C]."""
     blocks: list[PromptBlock] = []
-    if all(chunk.prompt_logprobs is None for chunk in chunks):
-        return blocks
-    for chunk, first_row in zip(chunks, first_rows, strict=True):
+    for row, chunk in chunks.prompts.items():
         if chunk.prompt_logprobs is not None:
-            blocks.extend(_of_chunk(chunk, hidden[first_row:], chunk.prompt_logprobs, logits_of))
+            at = hidden[int(first_rows[row]) :]
+            blocks.extend(_of_chunk(chunk, at, chunk.prompt_logprobs, logits_of))
     return blocks
 
 

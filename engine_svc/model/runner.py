@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,13 +17,22 @@ from engine_svc.model.prompt_logits import PromptBlock, prompt_blocks
 from engine_svc.model.sampler import Sampler
 from engine_svc.model.seats import SeatState
 from engine_svc.model.slot_bindings import SlotBindings
-from engine_svc.types import LateInputs, Sample, StepPlan, StepResult, TokenLogprobs
+from engine_svc.types import (
+    Chunk,
+    Chunks,
+    LateInputs,
+    Sample,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 
 
 @dataclass(slots=True)
 class _Running:
     """One step between forward and collect."""
 
+    chunks: Sequence[Chunk]
     seats: list[int]
     tops: list[int | None]
     hidden: torch.Tensor
@@ -68,10 +78,10 @@ class ModelRunner:
             self._arena.copy(copy.source, copy.target)
         for opening in plan.seat_openings:
             self._seats.open(opening)
-        running = _Running([], [], self._seats.last_token[:0], [], 0.0)
-        if plan.chunks:
-            running.hidden, running.prompts = self._trunk(plan)
-        for chunk in plan.chunks:
+        running = _Running(tuple(plan.chunks), [], [], self._seats.last_token[:0], [], 0.0)
+        if running.chunks:
+            running.hidden, running.prompts = self._trunk(plan.chunks, running.chunks)
+        for chunk in running.chunks:
             for seat in chunk.sample_seats:
                 running.seats.append(seat)
                 running.tops.append(self._seats.params(seat).sampling.logprobs)
@@ -83,9 +93,11 @@ class ModelRunner:
         begun = time.perf_counter()
         running = self._running[plan.step]
         if running.seats:
-            logits = self._model.logits(running.hidden, sampled_segments(plan.chunks))
+            logits = self._model.logits(running.hidden, sampled_segments(running.chunks))
             positions = [
-                chunk.start + chunk.num_tokens for chunk in plan.chunks for _ in chunk.sample_seats
+                chunk.start + chunk.num_tokens
+                for chunk in running.chunks
+                for _ in chunk.sample_seats
             ]
             masks = dict(late.token_masks)
             running.tokens = self._sampler.sample(logits, running.seats, positions, masks)
@@ -117,15 +129,17 @@ class ModelRunner:
         """[T, V] fp32 of every position of a plan without seats: for tools, nothing is sampled."""
         for binding in plan.slot_bindings:
             self._bindings.bind(binding)
-        step = self._planner.plan(plan)
+        step = self._planner.plan(tuple(plan.chunks))
         self._arena.clear(step.fresh_pages)
         hidden = self._model.forward(step, step.token_ids)
         return self._model.logits(hidden, step.segments)
 
-    def _trunk(self, plan: StepPlan) -> tuple[torch.Tensor, list[PromptBlock]]:
+    def _trunk(
+        self, columns: Chunks, chunks: Sequence[Chunk]
+    ) -> tuple[torch.Tensor, list[PromptBlock]]:
         """Hidden states of the rows that sample [n, C], and what prompt_logprobs asked for."""
-        self._bindings.check_bound(chunk.slot for chunk in plan.chunks)
-        step = self._planner.plan(plan)
+        self._bindings.check_bound(columns.slots)
+        step = self._planner.plan(chunks)
         self._arena.clear(step.fresh_pages)
         token_ids = step.token_ids
         if step.late_rows.numel():
@@ -134,10 +148,10 @@ class ModelRunner:
         hidden = self._model.forward(step, token_ids)
         rows = [
             first + chunk.num_tokens - 1
-            for chunk, first in zip(plan.chunks, step.first_rows, strict=True)
+            for chunk, first in zip(chunks, step.first_rows, strict=True)
             for _ in chunk.sample_seats
         ]
-        prompts = prompt_blocks(plan.chunks, step.first_rows, hidden, self._model.logits)
+        prompts = prompt_blocks(columns, step.first_rows, hidden, self._model.logits)
         return hidden[torch.tensor(rows, dtype=torch.int64, device=hidden.device)], prompts
 
     def _rank(self, running: _Running, logits: torch.Tensor) -> None:

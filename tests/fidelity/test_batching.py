@@ -14,6 +14,7 @@ from engine_svc.model.lora import KernelLora
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
+    Chunks,
     LateInputs,
     PageCopy,
     PromptLogprobs,
@@ -187,7 +188,6 @@ def test_run_ahead_feeds_the_token_that_is_not_collected_yet(
     for _ in range(11):
         # planned while the step before is not collected: the core knows no token of it
         plan, _ = run.plan([(sequence, 1)], None, run_ahead=1)
-        plan = replace(plan, chunks=tuple(c._replace(sample_seats=(1,)) for c in plan.chunks))
         run.runner.forward(plan)
         run.runner.sample(plan, LateInputs())
         launched.append(plan)
@@ -207,7 +207,7 @@ def test_choices_fork_from_one_prompt_with_a_copied_last_page(
     openings = [SeatOpening(seat, SAMPLED, seat, tuple(prompt)) for seat in (0, 1)]
     prefill = Chunk(0, 0, 0, len(prompt), tuple(prompt), tuple(pages), (0, 1))
     run.step += 1
-    plan = StepPlan(run.step, (prefill,), tuple(openings), tuple(run._bindings))
+    plan = StepPlan(run.step, Chunks.of((prefill,)), tuple(openings), tuple(run._bindings))
     run.runner.forward(plan)
     run.runner.sample(plan, LateInputs())
     outputs = [[s.token_id] for s in run.runner.collect(plan.step).samples]
@@ -217,7 +217,7 @@ def test_choices_fork_from_one_prompt_with_a_copied_last_page(
         for table in tables:
             if len(table) * size <= position:
                 table.append(run.free.pop())
-        chunks = tuple(
+        chunks = Chunks.of(
             Chunk(seat, 0, position, 1, (), tuple(tables[seat]), (seat,)) for seat in (0, 1)
         )
         run.step += 1

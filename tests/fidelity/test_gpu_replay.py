@@ -6,7 +6,6 @@ On a CPU a "graph" is the launches themselves, see tests/support/fake_graphs.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +189,6 @@ def test_steps_in_flight_read_the_tokens_of_the_step_before_on_the_device(
     launched: list[tuple[StepPlan, list[SeatedSequence]]] = []
     for _ in range(11):
         plan, _ = run.plan([(one, 1) for one in ahead], None, run_ahead=1)
-        samples = tuple(chunk._replace(sample_seats=(chunk.seat,)) for chunk in plan.chunks)
-        plan = replace(plan, chunks=samples)
         run.runner.forward(plan)
         run.runner.sample(plan, LateInputs())
         launched.append((plan, ahead))

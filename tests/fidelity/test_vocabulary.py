@@ -17,6 +17,7 @@ from engine_svc.model.vocabulary import _Table
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
+    Chunks,
     LateInputs,
     PromptLogprobs,
     SamplingParams,
@@ -210,7 +211,7 @@ def test_choices_of_one_prompt_sample_from_the_adapters_own_head(
     openings = tuple(SeatOpening(seat, sampling, seat, tuple(prompt)) for seat in range(3))
     base = Chunk(3, NO_SLOT, 0, 5, tuple(prompt), (run.free.pop(),), (3,))
     openings += (SeatOpening(3, sampling, 0, tuple(prompt)),)
-    plan = StepPlan(1, (chunk, base), openings, tuple(run._bindings))
+    plan = StepPlan(1, Chunks.of((chunk, base)), openings, tuple(run._bindings))
     run.runner.forward(plan)
     run.runner.sample(plan, LateInputs())
     samples = run.runner.collect(1).samples

@@ -17,6 +17,7 @@ from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.types import (
     NO_SLOT,
     Chunk,
+    Chunks,
     HostSpan,
     LateInputs,
     Sample,
@@ -172,7 +173,7 @@ class DirectRunner:
         self.step += 1
         bindings, self._bindings = tuple(self._bindings), []
         return (
-            StepPlan(self.step, tuple(chunks), tuple(openings), bindings, run_ahead=run_ahead),
+            StepPlan(self.step, Chunks.of(chunks), tuple(openings), bindings, run_ahead=run_ahead),
             sampling,
         )
 

@@ -19,7 +19,7 @@ from benchmarks.fairness.sim import (
     wait_bound_steps,
 )
 from benchmarks.fairness.turns import SimClock, SimRunner
-from engine_svc.types import Chunk, SamplingParams, SeatOpening, StepPlan
+from engine_svc.types import Chunk, Chunks, SamplingParams, SeatOpening, StepPlan
 
 SHAPE = Shape(max_loras=1, max_num_seqs=4, max_num_batched_tokens=64)
 
@@ -146,7 +146,7 @@ def test_what_is_computed_again_after_a_preemption_is_no_service() -> None:
     def served(start: int, num_tokens: int, *openings: SeatOpening) -> dict[int, int]:
         named = (1,) * num_tokens if start == 0 else ()
         chunk = Chunk(0, 0, start, num_tokens, named, (0,), (0,))
-        runner.forward(StepPlan(0, (chunk,), openings, (), (), 0))
+        runner.forward(StepPlan(0, Chunks.of((chunk,)), openings, (), (), 0))
         return runner.facts.served
 
     assert served(0, 4, opening) == {3: 4}

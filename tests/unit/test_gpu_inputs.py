@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from array import array
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from engine_svc.model.gpu.site_deltas import SHORT_STEP_ROWS, captured_tile_rows
 from engine_svc.model.gpu.step_inputs import InputSizes, StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
-from engine_svc.types import NO_SLOT, Chunk
+from engine_svc.types import NO_SLOT, Chunk, Chunks
 from kernels.lora_tables import PREFILL_TILE_ROWS
 from loraplex.status import FieldInvalid
 
@@ -68,7 +70,7 @@ def random_chunks(rng: random.Random, seats: int, slots: int) -> list[Chunk]:
             count = rng.choice([1, 1, 1, 2, 7, 8, 9, 33])
             named = count > 1 or rng.random() < 0.3
             tokens = tuple(rng.randrange(99) for _ in range(count)) if named else ()
-            sampling: tuple[int, ...] = (seat,) if rng.random() < 0.8 else ()
+            sampling: tuple[int, ...] = (seat,) if not named or rng.random() < 0.8 else ()
             if count > 1 and free and rng.random() < 0.3:
                 sampling = (seat, free.pop())
             chunks.append(Chunk(seat, slot, start, count, tokens, (), sampling))
@@ -80,7 +82,11 @@ def small_inputs() -> StepInputs:
 
 
 def filled(inputs: StepInputs, chunks: list[Chunk], padded: int) -> StepRows:
-    rows = fill_rows(chunks, inputs.acquire(), padded, PREFILL_ROWS, LORA_ROWS, RANK_BLOCKS)
+    # positions count from the origin, as in the core's plans
+    columns = Chunks.of(chunks)
+    offsets = array("q", [start - 70 for start in columns.offsets])
+    columns = replace(columns, origin=70, offsets=offsets)
+    rows = fill_rows(columns, inputs.acquire(), padded, PREFILL_ROWS, LORA_ROWS, RANK_BLOCKS)
     inputs.send()
     return rows
 
@@ -191,7 +197,7 @@ class Seats:
         self.pages: dict[int, tuple[int, ...]] = {}
 
     def step(self, chunks: list[Chunk]) -> int:
-        updates = self.table.updates(chunks)
+        updates = self.table.updates(Chunks.of(chunks))
         assert len(np.unique(updates[:, 0])) == len(updates)
         self.table.write(updates)
         for chunk in chunks:
@@ -201,7 +207,7 @@ class Seats:
 
 
 def on_pages(seat: int, pages: tuple[int, ...]) -> Chunk:
-    return Chunk(seat, NO_SLOT, 0, 1, (), pages)
+    return Chunk(seat, NO_SLOT, 0, 1, (), pages, (seat,))
 
 
 def test_only_new_pages_are_sent_and_a_page_that_changed_is() -> None:
@@ -273,7 +279,9 @@ def test_prompts_alone_launch_no_attention_of_decodes() -> None:
     inputs = StepInputs(limits.mixed_sizes(), 3, torch.device("cpu"))
 
     def decode_rows(*counts: int) -> torch.Tensor:
-        chunks = [Chunk(seat, NO_SLOT, 5, n, (1,) * n, (0,)) for seat, n in enumerate(counts)]
+        chunks = Chunks.of(
+            Chunk(seat, NO_SLOT, 5, n, (1,) * n, (0,)) for seat, n in enumerate(counts)
+        )
         rows = fill_rows(
             chunks, inputs.acquire(), 32, limits.prefill_rows, None, np.ones(2, np.int64)
         )

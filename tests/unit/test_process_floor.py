@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from engine_svc.floor import FloorMeter, StepFloor
 from engine_svc.model.device_rates import runtime_bytes
 from engine_svc.observing import StepMetrics
 from engine_svc.snapshots import CoreSnapshot
-from engine_svc.types import NO_SLOT, Chunk, LateInputs, SlotBinding, StepPlan, StepResult
+from engine_svc.types import NO_SLOT, Chunk, Chunks, LateInputs, SlotBinding, StepPlan, StepResult
 
 FLOOR = StepFloor(
     bytes_per_s=1000.0, flops_per_s=50.0, weights_bytes=400, kv_token_bytes=2, page_bytes=100,
@@ -50,13 +51,13 @@ def test_each_adapter_of_a_step_counts_once_and_the_base_not_at_all() -> None:
     runner = FakeRunner()
     meter = FloorMeter(runner, FLOOR, told.append)
     bindings = (SlotBinding(4, "a", (1, 2, 3)), SlotBinding(5, "b", (6,)))
-    chunks = (decode(0, 4, 9), decode(1, 4, 19), decode(2, NO_SLOT, 29))
+    chunks = Chunks.of((decode(0, 4, 9), decode(1, 4, 19), decode(2, NO_SLOT, 29)))
     meter.forward(StepPlan(1, chunks, slot_bindings=bindings))
     meter.sample(StepPlan(1, chunks, slot_bindings=bindings), LateInputs())
     assert told == [pytest.approx(max((400 + 2 * 60 + 300) / 1000, 3 * 10 / 50))]
-    meter.sample(StepPlan(2, (decode(0, 4, 9), decode(1, 5, 9)), ()), LateInputs())
+    meter.sample(StepPlan(2, Chunks.of((decode(0, 4, 9), decode(1, 5, 9)))), LateInputs())
     assert told[1:] == [pytest.approx((400 + 2 * 20 + 400) / 1000)]
-    meter.sample(StepPlan(3, ()), LateInputs())
+    meter.sample(StepPlan(3, Chunks.of(())), LateInputs())
     assert len(told) == 2
     assert meter.collect(1).step == 1
     assert runner.calls == ["forward 1", "sample 1", "sample 2", "sample 3", "collect 1"]
@@ -66,9 +67,13 @@ def test_positions_before_a_sliding_window_are_not_read() -> None:
     told: list[float] = []
     meter = FloorMeter(FakeRunner(), replace(FLOOR, window=8, flops_per_s=1e6), told.append)
     long = Chunk(1, NO_SLOT, 100, 5, (1,) * 5, (0,))
-    meter.sample(StepPlan(1, (decode(0, NO_SLOT, 9), decode(2, NO_SLOT, 3), long)), LateInputs())
+    chunks = Chunks.of((decode(0, NO_SLOT, 9), decode(2, NO_SLOT, 3), long))
+    # positions count from the origin, as in the core's plans
+    later = replace(chunks, origin=2, offsets=array("q", [s - 2 for s in chunks.offsets]))
+    for plan in (StepPlan(1, chunks), StepPlan(2, later)):
+        meter.sample(plan, LateInputs())
     # 7 + 1 of the first, 3 + 1 of the second, 7 + 5 of the third
-    assert told == [pytest.approx((400 + 2 * 24) / 1000)]
+    assert told == 2 * [pytest.approx((400 + 2 * 24) / 1000)]
 
 
 def test_floor_becomes_a_metric() -> None:

@@ -1,20 +1,21 @@
 """The page tables of all seats: on the device, with the host's picture of what is there.
 
-A chunk names all pages of its sequence. Only what differs from the seat's last chunk is sent; so a
-seat that is opened again, a page that was copied, a sequence that came back after a preemption
-need no special case.
+A plan has all pages of each seat. Only what differs from the seat's last ones is sent; so a seat
+that is opened again, a page that was copied, a sequence that came back after a preemption need no
+special case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import compress, count
+from operator import is_not
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine_svc.model.gpu.staging import StagingRing
-from engine_svc.types import Chunk
+from engine_svc.types import Chunks
 from kernels.scatter_pages import scatter_pages
 from loraplex.status import FieldInvalid
 
@@ -47,23 +48,22 @@ class PageTable:
     def num_bytes(self) -> int:
         return self.device_table.nbytes + self._round.nbytes
 
-    def updates(self, chunks: Sequence[Chunk]) -> Updates:
+    def updates(self, chunks: Chunks) -> Updates:
         """[n, 2] (flat index, page) that the device lacks for these chunks; it counts as sent."""
-        sent = self._sent
-        changed = [chunk for chunk in chunks if sent[chunk.seat] is not chunk.page_ids]
+        sent, tables = self._sent, chunks.page_tables
+        changed = list(compress(count(), map(is_not, sent, tables)))
         if not changed:
             return _NONE
         flat: list[int] = []
         pages: list[int] = []
-        for chunk in changed:
-            before, after = sent[chunk.seat], chunk.page_ids
+        for seat in changed:
+            before, after = sent[seat], tables[seat]
             same = _common(before, after)
-            flat.extend(range(chunk.seat * self.max_pages + same,
-                              chunk.seat * self.max_pages + len(after)))  # fmt: skip
+            flat.extend(range(seat * self.max_pages + same, seat * self.max_pages + len(after)))
             pages.extend(after[same:])
             # a shorter list leaves the tail on the device as it is
             longer = len(before) > len(after) and same == len(after)
-            sent[chunk.seat] = before if longer else after
+            sent[seat] = before if longer else after
         return np.array((flat, pages), dtype=np.int32).T
 
     def write(self, updates: Updates) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from engine_svc.model.gpu.site_deltas import lora_tile_rows
 from engine_svc.model.gpu.step_inputs import Array
-from engine_svc.types import Chunk
+from engine_svc.types import Chunk, Chunks
 
 Ints = npt.NDArray[np.int64]
-_LATE = (-1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class StepRows:
         segments: (first_row, num_rows, slot) of rows of one slot, −1 the base.
         sample_rows, sample_seats: of each token to sample, in the plan's order.
         sample_positions: tokens of the sequence before the sampled one.
-        sample_segments: as segments, of the sampled rows.
+        sample_slots: of the sampled rows.
         samples_all: every row is sampled once, in order.
         lora_tile_rows: rows of a LoRA work item at most; 0 where no row has an adapter.
         num_lora_tiles, num_prefill_tiles: work items.
@@ -40,16 +38,21 @@ class StepRows:
     sample_rows: Ints
     sample_seats: list[int]
     sample_positions: list[int]
-    sample_segments: tuple[tuple[int, int, int], ...]
+    sample_slots: Ints
     samples_all: bool
     lora_tile_rows: int
     num_lora_tiles: int
     num_prefill_tiles: int
     num_decodes: int
 
+    @property
+    def sample_segments(self) -> tuple[tuple[int, int, int], ...]:
+        """As segments, of the sampled rows."""
+        return _tuples(_runs(self.sample_slots))
+
 
 def fill_rows(
-    chunks: Sequence[Chunk],
+    chunks: Chunks,
     staged: dict[str, Array],
     padded: int,
     prefill_rows: int,
@@ -61,9 +64,11 @@ def fill_rows(
     Args: prefill_rows, rows of a prefill tile; lora_rows, of a LoRA work item, None: chosen by the
     step's segments; rank_blocks [num_slots], of the adapter in each slot.
     """
-    seats, slots, starts, counts, tokens, _, sampling, *_ = zip(*chunks, strict=True)
-    seat, slot = np.array(seats, dtype=np.int64), np.array(slots, dtype=np.int64)
-    start, count = np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)
+    seat, slot = np.asarray(chunks.seats), np.asarray(chunks.slots)
+    start = np.asarray(chunks.offsets) + chunks.origin
+    count, prompts = np.ones(len(chunks), dtype=np.int64), chunks.prompts
+    for row, prompt in prompts.items():
+        count[row] = prompt.num_tokens
     end = np.cumsum(count)
     first, num_rows = end - count, int(end[-1])
     if num_rows == len(chunks):
@@ -71,31 +76,34 @@ def fill_rows(
     else:
         row_seat, row_slot = np.repeat(seat, count), np.repeat(slot, count)
         positions = np.arange(num_rows) + np.repeat(start - first, count)
-    _fill(staged["token_ids"], _token_ids(tokens, num_rows), padded, -1)
+    staged["token_ids"][:padded] = -1
+    for row, prompt in prompts.items():
+        staged["token_ids"][first[row] : end[row]] = prompt.token_ids
     _fill(staged["positions"], positions, padded, 0)
     _fill(staged["row_seat"], row_seat, padded, -1)
     _fill(staged["row_slot"], row_slot, padded, -1)
     decodes = first[count == 1]
     _fill(staged["decode_rows"], decodes, len(staged["decode_rows"]), -1)
-    _fill_prefills(staged, seat, start, first, count, prefill_rows)
+    staged["num_prefill_tiles"][0] = 0
+    if len(decodes) < len(chunks):
+        _fill_prefills(staged, seat, start, first, count, prefill_rows)
     segments = _runs(row_slot)
     live = segments[segments[:, 2] >= 0]
     if lora_rows is None:
         lora_rows = lora_tile_rows(padded, live[:, 1])
     _fill_lora(staged, live, lora_rows, rank_blocks)
-    sampled = [len(seats) for seats in sampling]
-    samples_all = num_rows == len(chunks) and sampled == [1] * num_rows
+    sample_seats, sampled = _samples(seat, prompts)
+    samples_all = num_rows == len(chunks) and bool((sampled == 1).all())
     sample_rows = end - 1 if samples_all else np.repeat(end - 1, sampled)
     _fill(staged["sample_rows"], sample_rows, len(staged["sample_rows"]), 0)
-    sample_segments = segments if samples_all else _runs(row_slot[sample_rows])
     return StepRows(
         num_rows=num_rows,
         first_rows=first,
         segments=_tuples(segments),
         sample_rows=sample_rows,
-        sample_seats=list(chain.from_iterable(sampling)),
+        sample_seats=sample_seats.tolist(),
         sample_positions=(positions[sample_rows] + 1).tolist(),
-        sample_segments=_tuples(sample_segments),
+        sample_slots=row_slot[sample_rows],
         samples_all=samples_all,
         lora_tile_rows=lora_rows if len(live) else 0,
         num_lora_tiles=int(staged["num_tiles"][0]),
@@ -104,11 +112,15 @@ def fill_rows(
     )
 
 
-def _token_ids(tokens: Sequence[tuple[int, ...]], num_rows: int) -> Ints:
-    if not any(tokens):
-        return np.full(num_rows, -1)
-    named = chain.from_iterable(ids or _LATE for ids in tokens)
-    return np.fromiter(named, dtype=np.int64, count=num_rows)
+def _samples(seat: Ints, prompts: Mapping[int, Chunk]) -> tuple[Ints, Ints]:
+    """Seats that sample, in order, and how many of each chunk: a decode's is its own."""
+    sampled = np.ones(len(seat), dtype=np.int64)
+    for row, prompt in prompts.items():
+        sampled[row] = len(prompt.sample_seats)
+    seats, end = np.repeat(seat, sampled), np.cumsum(sampled)
+    for row, prompt in prompts.items():
+        seats[end[row] - sampled[row] : end[row]] = prompt.sample_seats
+    return seats, sampled
 
 
 def _fill(target: Array, values: Ints, padded: int, padding: int) -> None:
@@ -121,7 +133,7 @@ def _fill_prefills(
 ) -> None:
     target = staged["prefill_tiles"]
     long = np.flatnonzero(count > 1)
-    assert len(target) or not len(long), "a step of decodes alone has no room for prompts"
+    assert len(target), "a step of decodes alone has no room for prompts"
     chunk, begin, rows = _cut(count[long], size)
     at, n = long[chunk], len(chunk)
     # those that see most positions begin first: a long one that began last would run alone
@@ -151,6 +163,8 @@ def _fill_lora(staged: dict[str, Array], live: Ints, size: int, rank_blocks: Int
 
 def _cut(counts: Ints, size: int) -> tuple[Ints, Ints, Ints]:
     """Pieces of at most `size` rows: (which count, first row inside it, rows) of each."""
+    if (counts <= size).all() and counts.all():
+        return np.arange(len(counts)), np.zeros(len(counts), dtype=np.int64), counts
     pieces = -(-counts // size)
     whose = np.repeat(np.arange(len(counts)), pieces)
     begin = (np.arange(len(whose)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * size
@@ -161,11 +175,15 @@ def _runs(slots: Ints) -> Ints:
     """[n, 3] (first_row, num_rows, slot) of equal neighbours."""
     if not len(slots):
         return np.zeros((0, 3), dtype=np.int64)
-    begins = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
-    rows = np.diff(begins, append=len(slots))
-    found = slots[begins]
-    assert len(np.unique(found)) == len(found), "chunks not grouped by slot"
-    return np.stack((begins, rows, found), axis=1)
+    ends = np.flatnonzero(slots[1:] != slots[:-1]) + 1
+    runs = np.empty((len(ends) + 1, 3), dtype=np.int64)
+    begins, rows, found = runs.T
+    begins[0], begins[1:] = 0, ends
+    rows[:-1], rows[-1] = ends, len(slots)
+    rows -= begins
+    found[:] = slots[begins]
+    assert len(set(found.tolist())) == len(found), "chunks not grouped by slot"
+    return runs
 
 
 def _tuples(segments: Ints) -> tuple[tuple[int, int, int], ...]:

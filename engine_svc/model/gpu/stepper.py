@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from engine_svc.model.gpu.step_inputs import StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
 from engine_svc.model.gpu.trunk import Trunk, TrunkStep
-from engine_svc.types import Chunk
+from engine_svc.types import Chunks
 
 #: padded rows up to which steps with prompts take short LoRA work items, whatever they hold
 FEW_ROWS = 512
@@ -63,9 +63,9 @@ class Stepper:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def stage(self, chunks: Sequence[Chunk], *, to_capture: bool = False) -> StagedStep:
+    def stage(self, chunks: Chunks, *, to_capture: bool = False) -> StagedStep:
         """Send the inputs of a step; it must run before the next one is staged."""
-        num_rows = sum([chunk.num_tokens for chunk in chunks])
+        num_rows = chunks.num_tokens
         has_prompts = num_rows > len(chunks) or num_rows > self._limits.max_num_seqs
         if has_prompts:
             inputs = self._mixed

@@ -14,7 +14,15 @@ from engine_svc.model.gpu.buckets import padded_rows
 from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.model.gpu.stepper import Stepper
 from engine_svc.model.gpu.synthetic_adapter import Outer, synthetic_row
-from engine_svc.types import NO_SLOT, Chunk, LateInputs, SamplingParams, SeatOpening, StepPlan
+from engine_svc.types import (
+    NO_SLOT,
+    Chunk,
+    Chunks,
+    LateInputs,
+    SamplingParams,
+    SeatOpening,
+    StepPlan,
+)
 from kernels.rank_tokens import MAX_TOP
 
 log = logging.getLogger(__name__)
@@ -140,7 +148,7 @@ class WarmUp:
                         prompt, (0,))
             for chunk in chunks[: len(chunks) if context == 1 else len(_SAMPLING)]
         )  # fmt: skip
-        plan = StepPlan(self._step, tuple(chunks), openings)
+        plan = StepPlan(self._step, Chunks.of(chunks), openings)
         self._runner.forward(plan)
         self._runner.sample(plan, late)
         self._runner.collect(plan.step)
