@@ -104,7 +104,7 @@ class ThreadClock:
         return time.thread_time()
 
 
-def build(num_flows: int, max_loras: int) -> EngineCore:
+def build(num_flows: int, max_loras: int, runner: NobodyRunner) -> EngineCore:
     limits = EngineLimits(
         max_loras=max_loras, max_num_seqs=NUM_SEQS, max_num_batched_tokens=1024,
         num_pages=200_000, page_size=16, page_bytes=4096, num_slots=4 * max_loras,
@@ -113,7 +113,7 @@ def build(num_flows: int, max_loras: int) -> EngineCore:
     )  # fmt: skip
     service = seats_a_place(max_loras) * (PROMPT_TOKENS + 2 * OUTPUT_TOKENS)
     limits = replace(limits, quantum=max(quantum_floor(limits), service))
-    return EngineCore(limits, NobodyRunner(), InstantWriter(), InstantWeights(), ThreadClock())
+    return EngineCore(limits, runner, InstantWriter(), InstantWeights(), ThreadClock())
 
 
 def seats_a_place(max_loras: int) -> int:
@@ -141,9 +141,11 @@ def record(recorder: Recorder, num_steps: int = 600) -> None:
     recorder.add(f"{GOAL_CASE}: commit", commits, "µs", better="lower")
 
 
-def samples(num_flows: int, max_loras: int, num_steps: int) -> tuple[list[float], list[float]]:
+def samples(
+    num_flows: int, max_loras: int, num_steps: int, runner: NobodyRunner | None = None
+) -> tuple[list[float], list[float]]:
     """µs of each plan and of each commit."""
-    core = build(num_flows, max_loras)
+    core = build(num_flows, max_loras, runner or NobodyRunner())
     refs = [AdapterRef(f"a{i}", 1, f"sha256:{i:064x}") for i in range(num_flows)]
     flow_of: dict[str, int] = {}
     prompt = tuple(range(PROMPT_TOKENS))

@@ -261,7 +261,7 @@ def test_a_round_of_updates_is_for_triton_like_those_of_a_step(
 
     monkeypatch.setattr(page_table, "scatter_pages", scattered)
     table = PageTable(1, 4, CPU)
-    table.write(table.updates([on_pages(0, (1, 2))]))
+    table.write(table.updates(Chunks.of([on_pages(0, (1, 2))])))
     assert found == [of_a_step] == [[0, 0]]
 
 
