@@ -139,8 +139,8 @@ class Chunks:
     Args:
         seats, slots, offsets: [n] 64-bit, which NumPy reads where they lie; row i begins at
             position origin + offsets[i], so that decodes differ from step to step in origin alone.
-        page_tables: by seat; pages as `Chunk.page_ids` has them, in the same tuple until they
-            change. Those of seats without a row say nothing.
+        page_tables: by seat; pages as `Chunk.page_ids` has them, of a decode the same tuple until
+            they change. Those of seats without a row say nothing.
         prompts: by row, the chunks that name their tokens; all other rows are decodes.
     """
 
