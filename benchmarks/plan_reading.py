@@ -26,7 +26,12 @@ from engine_svc.model.gpu.page_table import PageTable
 from engine_svc.model.gpu.step_inputs import StepInputs
 from engine_svc.model.gpu.step_rows import fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits
-from engine_svc.types import Chunks, LateInputs, SlotBinding, StepPlan
+from engine_svc.step_chunks import Chunks
+from engine_svc.types import (
+    LateInputs,
+    SlotBinding,
+    StepPlan,
+)
 
 MAX_ROWS, TILE_ROWS, MAX_PAGES = 1024, 16, 128
 NUM_FLOWS, MAX_LORAS = 10_000, 64

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from benchmarks.shared.packed_adapters import PackedAdapter
 from engine_svc.model.build import LoadedModel
+from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
     NO_SLOT,
-    Chunk,
-    Chunks,
     LateInputs,
     PageCopy,
     SamplingParams,

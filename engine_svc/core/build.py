@@ -9,10 +9,9 @@ from engine_svc.core.books import Books
 from engine_svc.core.draft import Draft
 from engine_svc.core.lane import Lane
 from engine_svc.core.sequence import Sequence
+from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
     NO_SLOT,
-    Chunk,
-    Chunks,
     SeatOpening,
     SlotBinding,
     StepPlan,

@@ -12,7 +12,10 @@ from array import array
 from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING
 
-from engine_svc.types import NO_SLOT, Chunk, Chunks
+from engine_svc.step_chunks import Chunk, Chunks
+from engine_svc.types import (
+    NO_SLOT,
+)
 
 if TYPE_CHECKING:
     from engine_svc.core.lane import Lane

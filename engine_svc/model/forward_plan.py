@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_svc.model.arena import Arena
-from engine_svc.types import Chunk
+from engine_svc.step_chunks import Chunk
 from kernels.paged_attention import AttentionPlan, DecodeBatch, PrefillChunk
 from loraplex.base_model import BaseModelSpec
 

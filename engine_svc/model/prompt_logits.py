@@ -12,7 +12,10 @@ import torch
 
 from engine_svc.model.logprobs import RankedTokens, rank_tokens
 from engine_svc.model.lora import Segment
-from engine_svc.types import Chunk, Chunks, PromptLogprobs
+from engine_svc.step_chunks import Chunk, Chunks
+from engine_svc.types import (
+    PromptLogprobs,
+)
 
 #: rows of logits of an adapter's own head, or of prompts, that exist at one time
 BLOCK_ROWS = 32

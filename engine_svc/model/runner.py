@@ -17,9 +17,8 @@ from engine_svc.model.prompt_logits import PromptBlock, prompt_blocks
 from engine_svc.model.sampler import Sampler
 from engine_svc.model.seats import SeatState
 from engine_svc.model.slot_bindings import SlotBindings
+from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
-    Chunk,
-    Chunks,
     LateInputs,
     Sample,
     StepPlan,

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from engine_svc.model.lora import KernelLora
+from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
     NO_SLOT,
-    Chunk,
-    Chunks,
     LateInputs,
     PageCopy,
     PromptLogprobs,

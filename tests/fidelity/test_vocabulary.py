@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from engine_svc.model import vocabulary
 from engine_svc.model.lora import KernelLora
 from engine_svc.model.vocabulary import _Table
+from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
     NO_SLOT,
-    Chunk,
-    Chunks,
     LateInputs,
     PromptLogprobs,
     SamplingParams,

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engine_svc.step_chunks import Chunk
 from engine_svc.types import (
     BASE_DIGEST,
     NO_SLOT,
     AdapterRef,
-    Chunk,
     EngineLimits,
     Failure,
     HostSpan,

@@ -14,10 +14,9 @@ import torch
 
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
 from engine_svc.model.gpu.runner import GpuRunner
+from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
     NO_SLOT,
-    Chunk,
-    Chunks,
     HostSpan,
     LateInputs,
     Sample,

@@ -19,7 +19,12 @@ from benchmarks.fairness.sim import (
     wait_bound_steps,
 )
 from benchmarks.fairness.turns import SimClock, SimRunner
-from engine_svc.types import Chunk, Chunks, SamplingParams, SeatOpening, StepPlan
+from engine_svc.step_chunks import Chunk, Chunks
+from engine_svc.types import (
+    SamplingParams,
+    SeatOpening,
+    StepPlan,
+)
 
 SHAPE = Shape(max_loras=1, max_num_seqs=4, max_num_batched_tokens=64)
 

@@ -25,7 +25,10 @@ from engine_svc.model.gpu.site_deltas import SHORT_STEP_ROWS, captured_tile_rows
 from engine_svc.model.gpu.step_inputs import InputSizes, StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
-from engine_svc.types import NO_SLOT, Chunk, Chunks
+from engine_svc.step_chunks import Chunk, Chunks
+from engine_svc.types import (
+    NO_SLOT,
+)
 from kernels.lora_tables import PREFILL_TILE_ROWS
 from loraplex.status import FieldInvalid
 

@@ -12,7 +12,14 @@ from engine_svc.floor import FloorMeter, StepFloor
 from engine_svc.model.device_rates import runtime_bytes
 from engine_svc.observing import StepMetrics
 from engine_svc.snapshots import CoreSnapshot
-from engine_svc.types import NO_SLOT, Chunk, Chunks, LateInputs, SlotBinding, StepPlan, StepResult
+from engine_svc.step_chunks import Chunk, Chunks
+from engine_svc.types import (
+    NO_SLOT,
+    LateInputs,
+    SlotBinding,
+    StepPlan,
+    StepResult,
+)
 
 FLOOR = StepFloor(
     bytes_per_s=1000.0, flops_per_s=50.0, weights_bytes=400, kv_token_bytes=2, page_bytes=100,

@@ -8,7 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_svc.types import NO_SLOT, Chunk, Chunks, StepPlan
+from engine_svc.step_chunks import Chunk, Chunks
+from engine_svc.types import (
+    NO_SLOT,
+    StepPlan,
+)
 
 ROWS = (
     Chunk(5, 2, 40, 1, (), (7, 8, 9), (5,)),

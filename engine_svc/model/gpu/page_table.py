@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.model.gpu.staging import StagingRing
-from engine_svc.types import Chunks
+from engine_svc.step_chunks import Chunks
 from kernels.scatter_pages import scatter_pages
 from loraplex.status import FieldInvalid
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from engine_svc.model.gpu.site_deltas import lora_tile_rows
 from engine_svc.model.gpu.step_inputs import Array
-from engine_svc.types import Chunk, Chunks
+from engine_svc.step_chunks import Chunk, Chunks
 
 Ints = npt.NDArray[np.int64]
 

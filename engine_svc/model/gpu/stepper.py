@@ -17,7 +17,7 @@ from engine_svc.model.gpu.step_inputs import StepInputs
 from engine_svc.model.gpu.step_rows import StepRows, fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
 from engine_svc.model.gpu.trunk import Trunk, TrunkStep
-from engine_svc.types import Chunks
+from engine_svc.step_chunks import Chunks
 
 #: padded rows up to which steps with prompts take short LoRA work items, whatever they hold
 FEW_ROWS = 512

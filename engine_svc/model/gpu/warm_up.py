@@ -14,10 +14,9 @@ from engine_svc.model.gpu.buckets import padded_rows
 from engine_svc.model.gpu.runner import GpuRunner
 from engine_svc.model.gpu.stepper import Stepper
 from engine_svc.model.gpu.synthetic_adapter import Outer, synthetic_row
+from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
     NO_SLOT,
-    Chunk,
-    Chunks,
     LateInputs,
     SamplingParams,
     SeatOpening,
