@@ -199,25 +199,16 @@ def many_rows_delta(  # type: ignore[no-untyped-def]
     CAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """totals [rows, columns] + B·u of the rows of one tile, RANKS ranks (some blocks) at once.
+    """totals [rows, columns] + B·u of the rows of one tile, RANKS ranks (several blocks) at once.
     u_rows: [rows, 1] pointers."""
     for first in range(0, rank, RANKS):
         ranks = first + tl.arange(0, RANKS)
         live_ranks = ranks < rank
-        if RANKS == RANK_BLOCK:
-            b = (arena + kept(b_offs + first // RANK_BLOCK) * OFFSET_UNIT).to(
-                tl.pointer_type(dtype)
-            )
-            b_rows = tl.multiple_of(b, 16) + (ranks - first)[:, None].to(tl.int64) * num_cols
-        else:
-            offsets = tl.load(
-                b_offs + ranks // RANK_BLOCK,
-                mask=live_ranks,
-                other=0,
-                eviction_policy="evict_last",
-            )
-            b = tl.multiple_of((arena + offsets * OFFSET_UNIT).to(tl.pointer_type(dtype)), 16)
-            b_rows = (b + (ranks % RANK_BLOCK).to(tl.int64) * num_cols)[:, None]
+        offsets = tl.load(
+            b_offs + ranks // RANK_BLOCK, mask=live_ranks, other=0, eviction_policy="evict_last"
+        )
+        b = tl.multiple_of((arena + offsets * OFFSET_UNIT).to(tl.pointer_type(dtype)), 16)
+        b_rows = (b + (ranks % RANK_BLOCK).to(tl.int64) * num_cols)[:, None]
         b_tile = tl.load(
             b_rows + columns[None, :],
             mask=live_ranks[:, None] & (columns < num_cols)[None, :],
