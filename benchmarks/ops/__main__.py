@@ -86,7 +86,7 @@ def choose_sites(bench: Bench, options: argparse.Namespace) -> int:
         return choose(bench, options.seconds, options.results)
     from benchmarks.ops.choices import CHOICES
 
-    choices = {name: CHOICES[name] for name in ("in force", "branch, same", "shrink, same")}
+    choices = {name: CHOICES[name] for name in ("in force", "branch, same", "GEMM, later")}
     return choose(bench, options.seconds, options.results, ((TINY_CELLS[0], 1.0),), choices)
 
 

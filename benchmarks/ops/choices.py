@@ -13,22 +13,20 @@ CHOICES: dict[str, Choice] = {
         for name, place in {
             "branch, sooner": Place("branch", SOONER),
             "branch, same": Place("branch", SAME),
-            "branch, same, 132": Place("branch", SAME, 132),
-            "branch, later": Place("branch", LATER),
-            "shrink, same": Place("shrink", SAME),
-            "after": Place("after", SOONER),
             "GEMM, same, 33": Place("GEMM", SAME, 33),
-            "GEMM, same, 33, 124 processors": Place("GEMM", SAME, 33, processors=124),
             "GEMM, later": Place("GEMM", LATER),
         }.items()
     },
     **{
-        f"GEMM, later, {programs}, {processors} processors": Choice(
-            place=Place("GEMM", LATER, programs, processors)
+        f"GEMM, later, {programs}, {deltas}, {processors} processors": Choice(
+            place=Place("GEMM", LATER, programs, processors, deltas)
         )
-        for programs, processors in (
-            (66, 0), (66, 120), (66, 76), (132, 112), (132, 76), (264, 112), (264, 76), (528, 120),
-            (528, 112), (528, 100), (528, 88), (528, 76), (528, 66), (528, 56), (528, 44),
+        for programs, deltas, processors in (
+            (66, 66, 76), (132, 132, 112), (132, 132, 76), (132, 528, 112), (264, 264, 112),
+            (264, 264, 76), (528, 528, 120), (528, 528, 112), (528, 528, 100), (528, 528, 88),
+            (528, 528, 76), (528, 528, 66), (528, 528, 56), (528, 528, 44), (528, 1056, 120),
+            (528, 1056, 112), (528, 1056, 100), (528, 1056, 88), (528, 1056, 76), (528, 1056, 66),
+            (528, 1056, 44),
         )
     },
 }  # fmt: skip

@@ -21,22 +21,37 @@ from benchmarks.ops.choices import CHOICES
 from benchmarks.ops.layers import ERROR_LIMIT, Choice, Layers
 from benchmarks.ops.shapes import Cell, cell
 
-#: (cell, µs of a whole layer that it may cost): goals of ops, or what a goal of step leaves for it
+#: (cell, µs of a whole layer that it may cost): goals of ops, what a goal of step leaves for it, or
+#: a tenth more than its bytes and a few µs. Every number of rows has cells of few bytes and of many:
+#: a place chosen by few alone made 32 adapters of one row each three times as dear as their bytes
 GOALS: tuple[tuple[Cell, float], ...] = (
     (cell(1, "identical", 16), 3),
+    (cell(1, "identical", 64), 6),
     (cell(8, "distinct", 16), 10),
+    (cell(8, "distinct", "mixed"), 15),
+    (cell(8, "distinct", 64), 27),
+    (cell(16, "distinct", 16), 15),
     (Cell(32, "20+8+4", "8/16/64", (20, 8, 4), (8, 16, 64)), 15),
+    (cell(32, "uniform-8", "mixed"), 16),
+    (cell(32, "distinct", 16), 27),
+    (Cell(32, "distinct", "8/16/64", (1,) * 32, ((8, 16, 64) * 11)[:32]), 45),
     (cell(64, "identical", 16), 10),
     (cell(64, "uniform-8", 16), 12),
     (cell(64, "uniform-8", "mixed"), 20),
     (Cell(64, "two rows each", "16", (2,) * 32, (16,) * 32), 40),
+    (Cell(64, "two rows each", "8/16/64", (2,) * 32, ((8, 16, 64) * 11)[:32]), 48),
     (cell(64, "distinct", 16), 49),
     (cell(64, "distinct", "mixed"), 96),
     (Cell(128, "four rows each", "16", (4,) * 32, (16,) * 32), 55),
     (Cell(128, "two rows each", "16", (2,) * 64, (16,) * 64), 75),
+    (cell(128, "uniform-8", "mixed"), 25),
+    (cell(128, "distinct", 16), 98),
+    (cell(128, "distinct", "mixed"), 180),
     (cell(256, "Zipf", 16), 46),
     (Cell(256, "four rows each", "16", (4,) * 64, (16,) * 64), 100),
+    (cell(256, "uniform-8", "mixed"), 35),
     (cell(256, "distinct", 16), 188),
+    (cell(256, "distinct", "mixed"), 350),
     (Cell(512, "64 rows each", "16", (64,) * 8, (16,) * 8), 60),
     (Cell(512, "two prompts", "16", (256, 256), (16, 16)), 60),
     (Cell(1024, "64 rows each", "16", (64,) * 16, (16,) * 16), 100),
