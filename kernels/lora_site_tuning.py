@@ -58,12 +58,12 @@ class Place:
         )
 
 
-# From 26 candidates at each site, in-layer (H200, torch 2.11, triton 3.6, 8B shape, commits 84b6c30
-# and b9a1d40), at 1, 8, 32, 64, 128, 256, 512 and 1024 rows: each row of the table has the least
-# sum of time / goal over the cells of benchmarks.ops.choose with so many rows, and where sums were
-# alike what serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors
-# loses little as long as it waits for memory, and leaves LoRA the other half: kernels of both never
-# share one, since cuBLAS's take all of its registers.
+# From 26 candidates at each site, in-layer (H200, torch 2.11, triton 3.6, 8B shape, commits 84b6c30,
+# b9a1d40 and 806477f), at 1 to 1024 rows: each row of the table has the least sum of time / goal
+# over the cells of benchmarks.ops.choose with so many rows, and where sums were alike what serves
+# the cell that is furthest from its goal. A GEMM for half of the multiprocessors loses little as
+# long as it waits for memory, and leaves LoRA the other half: kernels of both never share one,
+# since cuBLAS's take all of its registers.
 # Each: most padded rows, then qkv, o, gate_up, down.
 _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
     (
@@ -71,7 +71,7 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         (
             Place("GEMM", LATER, processors=56),
             Place("GEMM", LATER, 132, processors=76),
-            Place("GEMM", SAME, 33),
+            Place("GEMM", LATER, 132, processors=112, delta_programs=528),
             Place("GEMM", LATER, processors=66),
         ),
     ),
@@ -80,7 +80,7 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         (
             Place("GEMM", LATER, processors=56),
             Place("GEMM", LATER, processors=76),
-            Place("GEMM", LATER, 132, processors=112),
+            Place("GEMM", LATER, 264, processors=112),
             Place("GEMM", LATER, processors=66),
         ),
     ),
@@ -89,7 +89,7 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         (
             Place("GEMM", LATER, processors=56),
             Place("GEMM", LATER, processors=66),
-            Place("GEMM", LATER, 132, processors=112),
+            Place("GEMM", LATER, processors=120, delta_programs=1056),
             Place("GEMM", LATER, processors=66),
         ),
     ),
@@ -107,7 +107,7 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         (
             Place("GEMM", LATER, processors=56),
             Place("GEMM", LATER, 264, processors=76),
-            Place("GEMM", LATER, processors=76),
+            Place("GEMM", LATER, processors=88, delta_programs=1056),
             Place("GEMM", LATER, processors=88),
         ),
     ),
@@ -125,7 +125,7 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         (
             Place("GEMM", LATER, 132, processors=112),
             Place("GEMM", LATER, 264, processors=112),
-            Place("GEMM", LATER, processors=120),
+            Place("GEMM", LATER, processors=120, delta_programs=1056),
             Place("GEMM", LATER, processors=120),
         ),
     ),
@@ -134,7 +134,7 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         (
             Place("GEMM", LATER, processors=100),
             Place("GEMM", LATER, 132, processors=112),
-            Place("GEMM", LATER, processors=120),
+            Place("GEMM", LATER, processors=120, delta_programs=1056),
             Place("GEMM", LATER),
         ),
     ),
