@@ -22,7 +22,7 @@ from benchmarks.ops.layers import ERROR_LIMIT, Choice, Layers
 from benchmarks.ops.shapes import Cell, cell
 
 #: (cell, µs of a whole layer that it may cost): goals of ops, what a goal of step leaves for it, or
-#: a tenth more than its bytes and a few µs. Every number of rows has cells of few bytes and of many:
+#: a tenth more than its bytes and a few µs. Each number of rows has cells of few bytes and of many:
 #: a place chosen by few alone made 32 adapters of one row each three times as dear as their bytes
 GOALS: tuple[tuple[Cell, float], ...] = (
     (cell(1, "identical", 16), 3),
