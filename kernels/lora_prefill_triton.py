@@ -29,6 +29,9 @@ from kernels.lora_tables import (
 )
 from kernels.lora_tuning import DeltaTuning, ShrinkTuning
 
+#: B of up to so many ranks is held for all rows of a tile, so many columns at a time
+HELD_RANKS, HELD_COLUMNS = 64, 128
+
 
 @triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
 def prefill_shrink_kernel(  # type: ignore[no-untyped-def]
@@ -121,6 +124,70 @@ def prefill_shrink_kernel(  # type: ignore[no-untyped-def]
             )
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def store_held_delta(  # type: ignore[no-untyped-def]
+    out,
+    delta_stride,
+    u_slice,
+    u_row_stride,
+    num_rows,
+    arena,
+    b_offs,
+    rank,
+    c,
+    constant,
+    start,
+    num_cols,
+    u_split_stride,
+    dtype: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_POWER: tl.constexpr,
+    HELD_N: tl.constexpr,
+    DOT_ROWS: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+    HELD_RANKS: tl.constexpr,
+    STAGES: tl.constexpr,
+    OFFSET_UNIT: tl.constexpr,
+    CAST: tl.constexpr,
+):
+    """Stores c + B·u of one tile's rows and HELD_N columns, for an adapter of a few rank blocks: B
+    is read once for all rows."""
+    columns = start + tl.arange(0, HELD_N)
+    inside = columns < num_cols
+    ranks = tl.arange(0, HELD_RANKS)
+    live_ranks = ranks < rank
+    offsets = tl.load(b_offs + ranks // RANK_BLOCK, mask=live_ranks, other=0)
+    b = tl.multiple_of((arena + offsets * OFFSET_UNIT).to(tl.pointer_type(dtype)), 16)
+    b_rows = b + (ranks % RANK_BLOCK).to(tl.int64) * num_cols
+    b_tile = tl.load(
+        b_rows[:, None] + columns[None, :], mask=live_ranks[:, None] & inside[None, :], other=0.0
+    )
+    if CAST:
+        b_tile = b_tile.to(tl.float32)
+    c_tile = constant_part(c, constant, columns, num_cols, HELD_N)
+    for row0 in tl.range(0, num_rows, DOT_ROWS, num_stages=STAGES):
+        rows = row0 + tl.arange(0, DOT_ROWS)
+        live_rows = rows < num_rows
+        v = summed(
+            u_slice + rows[:, None].to(tl.int64) * u_row_stride,
+            live_rows,
+            ranks,
+            live_ranks,
+            u_split_stride,
+            NUM_SPLITS,
+            SPLITS_POWER,
+        ).to(dtype)
+        if CAST:
+            v = v.to(tl.float32)
+        totals = tl.zeros((DOT_ROWS, HELD_N), dtype=tl.float32) + c_tile[None, :]
+        totals = tl.dot(v, b_tile, totals, input_precision="tf32x3")
+        tl.store(
+            out + rows[:, None].to(tl.int64) * delta_stride + columns[None, :],
+            totals.to(dtype),
+            mask=live_rows[:, None] & inside[None, :],
+        )
+
+
 @triton.jit(do_not_specialize=TABLE_NUMBERS)  # type: ignore[untyped-decorator]
 def prefill_delta_kernel(  # type: ignore[no-untyped-def]
     u,
@@ -150,6 +217,8 @@ def prefill_delta_kernel(  # type: ignore[no-untyped-def]
     DOT_ROWS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     WIDE_RANKS: tl.constexpr,
+    HELD_RANKS: tl.constexpr,
+    HELD_N: tl.constexpr,
     STAGES: tl.constexpr,
     OFFSET_UNIT: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -174,9 +243,9 @@ def prefill_delta_kernel(  # type: ignore[no-untyped-def]
         out = delta + first_row * delta_stride + col0
         if tl.load(live_at + slot * num_cells + cell) != 0:
             c = (arena + constant * OFFSET_UNIT).to(tl.pointer_type(tl.float32)) + col0
-            c_tile = constant_part(c, constant, columns, num_cols, BLOCK_N)
             if rank <= RANK_BLOCK:
                 # most adapters: B is read once for all rows
+                c_tile = constant_part(c, constant, columns, num_cols, BLOCK_N)
                 ranks = tl.arange(0, RANK_BLOCK)
                 b = (arena + tl.load(b_off + entry * num_blocks) * OFFSET_UNIT).to(
                     tl.pointer_type(dtype)
@@ -209,35 +278,65 @@ def prefill_delta_kernel(  # type: ignore[no-untyped-def]
                         totals.to(dtype),
                         mask=live_rows[:, None] & (columns < num_cols)[None, :],
                     )
-            else:
-                for row0 in range(0, num_rows, DOT_ROWS):
-                    rows = row0 + tl.arange(0, DOT_ROWS)
-                    live_rows = rows < num_rows
-                    totals = tl.zeros((DOT_ROWS, BLOCK_N), dtype=tl.float32) + c_tile[None, :]
-                    totals = many_rows_delta(
-                        totals,
-                        u_slice + rows[:, None].to(tl.int64) * u_row_stride,
-                        live_rows,
+            elif rank <= HELD_RANKS:
+                for part in range(0, BLOCK_N, HELD_N):
+                    store_held_delta(
+                        out,
+                        delta_stride,
+                        u_slice,
+                        u_row_stride,
+                        num_rows,
                         arena,
                         b_off + entry * num_blocks,
                         rank,
+                        c,
+                        constant,
+                        start + part,
                         num_cols,
-                        columns,
                         u_split_stride,
                         dtype,
                         NUM_SPLITS,
                         SPLITS_POWER,
+                        HELD_N,
+                        DOT_ROWS,
                         RANK_BLOCK,
-                        WIDE_RANKS,
+                        HELD_RANKS,
+                        STAGES,
                         OFFSET_UNIT,
                         CAST,
-                        False,
                     )
-                    tl.store(
-                        out + rows[:, None].to(tl.int64) * delta_stride + columns[None, :],
-                        totals.to(dtype),
-                        mask=live_rows[:, None] & (columns < num_cols)[None, :],
-                    )
+            else:
+                for part in range(0, BLOCK_N, HELD_N):
+                    part_columns = start + part + tl.arange(0, HELD_N)
+                    c_part = constant_part(c, constant, part_columns, num_cols, HELD_N)
+                    for row0 in range(0, num_rows, DOT_ROWS):
+                        rows = row0 + tl.arange(0, DOT_ROWS)
+                        live_rows = rows < num_rows
+                        totals = tl.zeros((DOT_ROWS, HELD_N), dtype=tl.float32) + c_part[None, :]
+                        totals = many_rows_delta(
+                            totals,
+                            u_slice + rows[:, None].to(tl.int64) * u_row_stride,
+                            live_rows,
+                            arena,
+                            b_off + entry * num_blocks,
+                            rank,
+                            num_cols,
+                            part_columns,
+                            u_split_stride,
+                            dtype,
+                            NUM_SPLITS,
+                            SPLITS_POWER,
+                            RANK_BLOCK,
+                            WIDE_RANKS,
+                            OFFSET_UNIT,
+                            CAST,
+                            False,
+                        )
+                        tl.store(
+                            out + rows[:, None].to(tl.int64) * delta_stride + part_columns[None, :],
+                            totals.to(dtype),
+                            mask=live_rows[:, None] & (part_columns < num_cols)[None, :],
+                        )
 
 
 def launch_prefill_shrink(
@@ -325,6 +424,8 @@ def launch_prefill_delta(
         DOT_ROWS=tuning.dot_rows,
         RANK_BLOCK=RANK_BLOCK,
         WIDE_RANKS=WIDE_RANKS,
+        HELD_RANKS=HELD_RANKS,
+        HELD_N=min(HELD_COLUMNS, tuning.block_columns),
         STAGES=tuning.num_stages,
         OFFSET_UNIT=OFFSET_UNIT,
         ALIGNED=columns.aligned,
