@@ -99,12 +99,12 @@ def _mix(bench: Bench, decodes: int, prompts: int, adapters: int) -> None:
     slots = [NO_SLOT] * (decodes + prompts)
     runner: Any = bench.model.runner
     driver: Any = bench.driver
-    standing = site_deltas.SHORT_A_LONG
+    standing = site_deltas.LONG_START, site_deltas.LONG_ITEM
     if adapters:
         # prompts and tokens have adapters in turn
         slots = [bench.slots[RANK_16][seat % adapters] for seat in range(decodes + prompts)]
-    for name, ratio in (("short", 1 << 20), ("long", 0)) if adapters else (("none", 0),):
-        site_deltas.SHORT_A_LONG = ratio
+    for name, start in (("short", 1 << 20), ("long", 0)) if adapters else (("none", 0),):
+        site_deltas.LONG_START, site_deltas.LONG_ITEM = start, 0
         host: dict[str, list[float]] = {verb: [] for verb in VERBS}
         driver._runner = _Timed(runner, host)
         seconds = driver.mixed(slots, prompts, MIXED)
@@ -115,7 +115,7 @@ def _mix(bench: Bench, decodes: int, prompts: int, adapters: int) -> None:
             f"{statistics.median(seconds) * 1e6:.0f} µs on the device, forward {forward:.0f} µs",
             flush=True,
         )
-    site_deltas.SHORT_A_LONG = standing
+    site_deltas.LONG_START, site_deltas.LONG_ITEM = standing
 
 
 class _Timed:

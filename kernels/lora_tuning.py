@@ -84,7 +84,7 @@ _PREFILL_SHRINK = ShrinkTuning(
 _PREFILL_DELTA = DeltaTuning(256, 256, programs=2112, num_warps=4, dot_rows=32)
 #: of more than so many columns
 _WIDE_COLUMNS = 16384
-_WIDE_PREFILL_DELTA = DeltaTuning(512, 512, programs=2112, num_warps=4)
+_WIDE_PREFILL_DELTA = DeltaTuning(512, 512, programs=2112, num_warps=4, registers=168)
 _PREFILL_SPLITS = 2
 
 #: `bench-ops --sweep` tries these

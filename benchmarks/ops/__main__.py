@@ -124,6 +124,7 @@ def grid() -> Iterator[Cell]:
 
 def measure_cell(bench: Bench, shape: Cell, recorder: Recorder, peers: Path | None) -> bool:
     """Two rows; False when the result is wrong."""
+    torch.cuda.empty_cache()  # a capture cannot ask for what graphs of earlier cells keep
     layers = bench.layers(shape)
     error = layers.worst_error()
     if not error < ERROR_LIMIT:

@@ -153,7 +153,8 @@ def test_many_rows_are_replayed_where_their_work_items_are_those_of_the_capture(
         SeatedSequence(seat, slot, [(7 * seat + i) % 130 for i in range(190 + seat)], GREEDY)
         for seat, slot in enumerate((0, NO_SLOT, 2))
     ]
-    monkeypatch.setattr(site_deltas, "SHORT_A_LONG", 1000 if short else 0)
+    monkeypatch.setattr(site_deltas, "LONG_START", 1000 if short else 0)
+    monkeypatch.setattr(site_deltas, "LONG_ITEM", 0)
     runner: Any = run.runner
     graphs = runner._stepper._graphs
     before = _replays(graphs)

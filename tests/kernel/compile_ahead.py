@@ -103,7 +103,7 @@ def delta(dtype: str, architecture: int, in_features: int, tile_rows: int) -> No
             "DOT_ROWS": tuning.dot_rows,
             "WIDE_RANKS": lora_delta_triton.WIDE_RANKS,
             "HELD_RANKS": lora_prefill_triton.HELD_RANKS,
-            "HELD_N": lora_prefill_triton.HELD_COLUMNS,
+            "HELD_N": lora_prefill_triton.held_columns(tuning, ITEM_BYTES[dtype]),
             "STAGES": tuning.num_stages,
         }
     report(kernel, dtype, architecture, constants, options_of(tuning))

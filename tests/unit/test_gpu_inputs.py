@@ -167,19 +167,34 @@ def test_work_lists_hold_every_step_of_one_adapter_or_many(seqs: int, num_slots:
             counts = np.array([rows - segments + 1] + [1] * (segments - 1))
             launched, captured = (
                 int((-(-counts // size)).sum())
-                for size in (lora_tile_rows(rows, counts), captured_tile_rows(rows))
+                for size in (
+                    lora_tile_rows(rows, counts, np.ones_like(counts)),
+                    captured_tile_rows(rows),
+                )
             )
             assert launched <= sizes.lora_tiles
             assert captured <= limits.captured_lora_tiles(rows) <= sizes.lora_tiles
 
 
 @pytest.mark.parametrize(
-    ("counts", "rows"),
-    [([1] * 200 + [500], 16), ([2000], 128), ([600, 600], 128), ([1] * 600, 16), ([], 16)],
+    ("counts", "blocks", "rows"),
+    [
+        ([512, 512], 1, 16),
+        ([512, 512], 4, 128),
+        ([64] * 16, 1, 16),
+        ([1] * 64 + [960], 2, 16),
+        ([2048], 1, 128),
+        ([1] * 600, 4, 16),
+        ([], 1, 16),
+    ],
 )
-def test_work_items_are_short_where_most_segments_are(counts: list[int], rows: int) -> None:
-    assert lora_tile_rows(SHORT_STEP_ROWS, np.array(counts, dtype=np.int64)) == rows
-    assert lora_tile_rows(SHORT_STEP_ROWS + 1, np.array([1] * 2049)) == PREFILL_TILE_ROWS
+def test_work_items_are_long_where_that_reads_much_less(
+    counts: list[int], blocks: int, rows: int
+) -> None:
+    segments = np.array(counts, dtype=np.int64)
+    of_ranks = np.full_like(segments, blocks)
+    assert lora_tile_rows(SHORT_STEP_ROWS, segments, of_ranks) == rows
+    assert lora_tile_rows(SHORT_STEP_ROWS + 1, segments, of_ranks) == PREFILL_TILE_ROWS
 
 
 def test_an_older_steps_numbers_never_show_in_a_shorter_step() -> None:

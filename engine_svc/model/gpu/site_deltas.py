@@ -30,8 +30,11 @@ from kernels.lora_tuning import num_splits
 Launch = Callable[..., Any]
 #: padded rows up to which work items may be short; partial sums of more would take much memory
 SHORT_STEP_ROWS = 2048
-#: short work items that cost as much as a long one; not measured yet
-SHORT_A_LONG = 3
+#: what long work items cost of their own, and each of them, in short ones; all count once for each
+#: rank block. One layer of the 8B shape on an H200 (commit 2915d69), short and long, µs: 1024 rows
+#: of two prompts 87 and 132 (rank 16), 348 and 231 (rank 64); of 16 prompts 93 and 145; of 64
+#: decodes beside a prompt, ranks 8/16/64, 175 and 287; 512 rows of two prompts 48 and 107
+LONG_START, LONG_ITEM = 74, 3
 
 
 def captured_tile_rows(padded: int) -> int:
@@ -39,12 +42,18 @@ def captured_tile_rows(padded: int) -> int:
     return TILE_ROWS if padded <= SHORT_STEP_ROWS else PREFILL_TILE_ROWS
 
 
-def lora_tile_rows(padded: int, segment_rows: npt.NDArray[np.int64]) -> int:
-    """Rows of a work item in a step that is launched, segments [n] of adapters in it."""
+def lora_tile_rows(
+    padded: int, segment_rows: npt.NDArray[np.int64], rank_blocks: npt.NDArray[np.int64]
+) -> int:
+    """Rows of a work item in a step that need not be replayed. Args: segment_rows [n] of the
+    adapters in it, and the rank blocks [n] that they have."""
     if padded > SHORT_STEP_ROWS:
         return PREFILL_TILE_ROWS
-    short, long = (int((-(-segment_rows // size)).sum()) for size in (TILE_ROWS, PREFILL_TILE_ROWS))
-    return TILE_ROWS if short <= SHORT_A_LONG * long else PREFILL_TILE_ROWS
+    short, long = (
+        int((-(-segment_rows // size) * rank_blocks).sum())
+        for size in (TILE_ROWS, PREFILL_TILE_ROWS)
+    )
+    return TILE_ROWS if short <= LONG_START + LONG_ITEM * long else PREFILL_TILE_ROWS
 
 
 def most_lora_tiles(rows: int, num_slots: int) -> int:

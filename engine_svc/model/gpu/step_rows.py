@@ -90,7 +90,7 @@ def fill_rows(
     segments = _runs(row_slot)
     live = segments[segments[:, 2] >= 0]
     if lora_rows is None:
-        lora_rows = lora_tile_rows(padded, live[:, 1])
+        lora_rows = lora_tile_rows(padded, live[:, 1], rank_blocks[live[:, 2]])
     _fill_lora(staged, live, lora_rows, rank_blocks)
     sample_seats, sampled = _samples(seat, prompts)
     samples_all = num_rows == len(chunks) and bool((sampled == 1).all())
