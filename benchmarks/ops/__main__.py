@@ -35,6 +35,7 @@ from benchmarks.ops.shapes import (
     cell,
 )
 from benchmarks.shared.harness import RESULTS, Recorder
+from kernels.lora_tables import PREFILL_TILE_ROWS
 
 RANKS: tuple[int | str, ...] = (8, 16, 32, 64, 128, "mixed")
 POPULARITIES = ("identical", "uniform-8", "Zipf", "distinct")
@@ -48,7 +49,7 @@ QUICK = (
 )  # fmt: skip
 TINY_CELLS = (
     Cell(5, "tiny", "mixed", (1, 4), (5, 24)),
-    Cell(21, "tiny prefill", "mixed", (18, 3), (8, 17), is_prefill=True),
+    Cell(21, "tiny prefill", "mixed", (18, 3), (8, 17), True, PREFILL_TILE_ROWS),
 )
 #: 32 rows: one adapter, three, one each; ranks equal or by size
 FRAGMENTS = {"32": (32,), "20+8+4": (20, 8, 4), "32 × 1": (1,) * 32}

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine_svc.model.gpu.site_deltas import lora_tile_rows
+from engine_svc.model.gpu.stepper import FEW_ROWS
 from kernels.lora_tables import (
     OFFSET_UNIT,
-    PREFILL_TILE_ROWS,
     RANK_BLOCK,
     TILE_ROWS,
     SegmentPlan,
@@ -21,7 +22,7 @@ from kernels.lora_tables import (
     site_columns,
 )
 
-#: segments of this many rows and more go to the prefill kernels
+#: steps of this many rows and more are prompts of so many
 PREFILL_ROWS = 512
 MAX_RANK = 256
 MIXED_RANKS = (8, 16, 32, 64)
@@ -58,8 +59,8 @@ TINY = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`rows[i]` rows of adapter i, whose rank is `ranks[i]`; prefill takes the kernels for long
-    segments."""
+    """`rows[i]` rows of adapter i, whose rank is `ranks[i]`; `tile_rows` of a work item chooses the
+    kernels."""
 
     tokens: int
     popularity: str
@@ -67,6 +68,7 @@ class Cell:
     rows: tuple[int, ...]
     ranks: tuple[int, ...]
     is_prefill: bool = False
+    tile_rows: int = TILE_ROWS
 
     @property
     def name(self) -> str:
@@ -85,7 +87,11 @@ def cell(tokens: int, popularity: str, rank: int | str) -> Cell:
     adapters = sorted(counts)
     ranks = [MIXED_RANKS[i % len(MIXED_RANKS)] if rank == "mixed" else int(rank) for i in adapters]
     rows = tuple(counts[i] for i in adapters)
-    return Cell(tokens, popularity, str(rank), rows, tuple(ranks), tokens >= PREFILL_ROWS)
+    is_prefill, tile_rows = tokens >= PREFILL_ROWS, TILE_ROWS
+    if tokens > FEW_ROWS:
+        # as the engine chooses
+        tile_rows = lora_tile_rows(tokens, np.array(rows), -(-np.array(ranks) // RANK_BLOCK))
+    return Cell(tokens, popularity, str(rank), rows, tuple(ranks), is_prefill, tile_rows)
 
 
 def _adapters(tokens: int, popularity: str) -> list[int]:
@@ -165,8 +171,7 @@ def build_adapters(
         none,
         live,
     )
-    tile_rows = PREFILL_TILE_ROWS if shape.is_prefill else TILE_ROWS
-    plan = plan_of(shape, num_slots, tile_rows, device)
+    plan = plan_of(shape, num_slots, shape.tile_rows, device)
     row_slot = torch.repeat_interleave(
         torch.arange(len(shape.rows), dtype=torch.int32), torch.tensor(shape.rows)
     )
