@@ -59,7 +59,7 @@ class Place:
 
 
 # From 26 candidates at each site, in-layer (H200, torch 2.11, triton 3.6, 8B shape, commits
-# 84b6c30, b9a1d40, 806477f), at 1 to 1024 rows: each row of the table has the least sum of time /
+# 84b6c30, b9a1d40, 806477f, fad2fdf), at 1 to 1024 rows: each row of the table has the least sum of time /
 # goal over the cells of benchmarks.ops.choose with so many rows, and where sums were alike what
 # serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors loses
 # little as long as it waits for memory, and leaves LoRA the other half: kernels of both never share
@@ -106,7 +106,7 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
         160,
         (
             Place("GEMM", LATER, processors=56),
-            Place("GEMM", LATER, 264, processors=76),
+            Place("GEMM", LATER, processors=76),
             Place("GEMM", LATER, processors=88, delta_programs=1056),
             Place("GEMM", LATER, processors=88),
         ),
@@ -123,17 +123,17 @@ _PLACES: tuple[tuple[int, tuple[Place, Place, Place, Place]], ...] = (
     (
         640,
         (
-            Place("GEMM", LATER, 132, processors=112),
-            Place("GEMM", LATER, 264, processors=112),
+            Place("GEMM", LATER, processors=100, delta_programs=1056),
+            Place("GEMM", LATER, processors=100),
             Place("GEMM", LATER, processors=120, delta_programs=1056),
-            Place("GEMM", LATER, processors=120),
+            Place("GEMM", LATER, processors=100),
         ),
     ),
     (
         1024,
         (
+            Place("GEMM", LATER, processors=100, delta_programs=1056),
             Place("GEMM", LATER, processors=100),
-            Place("GEMM", LATER, 132, processors=112),
             Place("GEMM", LATER, processors=120, delta_programs=1056),
             Place("GEMM", LATER),
         ),

@@ -47,15 +47,22 @@ GOALS: tuple[tuple[Cell, float], ...] = (
     (cell(128, "uniform-8", "mixed"), 25),
     (cell(128, "distinct", 16), 98),
     (cell(128, "distinct", "mixed"), 180),
+    (cell(128, "Zipf", 64), 80),
     (cell(256, "Zipf", 16), 46),
     (Cell(256, "four rows each", "16", (4,) * 64, (16,) * 64), 100),
     (cell(256, "uniform-8", "mixed"), 35),
+    (cell(256, "identical", 64), 45),
     (cell(256, "distinct", 16), 188),
     (cell(256, "distinct", "mixed"), 350),
     (Cell(512, "64 rows each", "16", (64,) * 8, (16,) * 8), 60),
     (Cell(512, "two prompts", "16", (256, 256), (16, 16)), 60),
+    (Cell(512, "one prompt", "32", (512,), (32,)), 70),
+    (Cell(512, "one prompt", "64", (512,), (64,)), 110),
+    (Cell(512, "decodes, prompt", "8/16/64", (1,) * 32 + (480,), (8, 16, 64) * 11), 110),
     (Cell(1024, "64 rows each", "16", (64,) * 16, (16,) * 16), 100),
     (Cell(1024, "two prompts", "16", (512, 512), (16, 16)), 100),
+    (Cell(1024, "two prompts", "32", (512, 512), (32, 32)), 130),
+    (Cell(1024, "decodes, prompt", "8/16/64", (1,) * 65 + (959,), (8, 16, 64) * 22), 140),
 )
 REPEATS = 9
 SHOWN = 4
