@@ -59,9 +59,9 @@ class Place:
 
 
 # From 26 candidates at each site, in-layer (H200, torch 2.11, triton 3.6, 8B shape, commits
-# 84b6c30, b9a1d40, 806477f, fad2fdf), at 1 to 1024 rows: each row of the table has the least sum of time /
-# goal over the cells of benchmarks.ops.choose with so many rows, and where sums were alike what
-# serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors loses
+# 84b6c30, b9a1d40, 806477f, fad2fdf), at 1 to 1024 rows: each row of the table has the least sum of
+# time / goal over the cells of benchmarks.ops.choose with so many rows, and where sums were alike
+# what serves the cell that is furthest from its goal. A GEMM for half of the multiprocessors loses
 # little as long as it waits for memory, and leaves LoRA the other half: kernels of both never share
 # one, since cuBLAS's take all of its registers.
 # Each: most padded rows, then qkv, o, gate_up, down.
