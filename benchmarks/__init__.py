@@ -12,6 +12,7 @@ room whose `__main__` is the command. But for two: `shared`, which several bench
     memory         what an adapter takes of the engine's memory
     registry       how long a publish takes, and how soon everybody knows
     fairness       the scheduler against two others, simulated; fairness_live: in a real engine
+    waits          waits and pauses of a served load by how turns end, simulated
     plan_cost      what planning a step costs the core; plan_reading: and the runner to read
 
 Rooms do not import each other: what two of them need is in `shared`.

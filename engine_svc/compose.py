@@ -156,6 +156,7 @@ def build_core(
         decode_price=settings.decode_price,
         quantum=settings.quantum,
         policy=settings.policy,
+        turn_steps=settings.turn_steps,
         turn_max_steps=settings.turn_max_steps,
         closing_steps=settings.closing_steps,
         min_chunk=MIN_CHUNK,

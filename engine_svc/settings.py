@@ -110,7 +110,8 @@ class EngineSettings:
     page_size: int = _setting(0, "positions a page; 0: the smallest that fits", low=0, high=4096)
     quantum: int = _setting(
         AUTO, "service (tokens × their price) that ends a turn while others wait; auto: so much"
-        " that swaps cost at most 5 % of the steps",
+        " that a request of 256 prompt and 256 generated tokens on each of a place's seats ends"
+        " inside one",
         low=1, high=2**24, auto=True,
     )  # fmt: skip
     policy: str = _setting(
@@ -118,11 +119,17 @@ class EngineSettings:
         " as a baseline to compare with: others may starve",
         choices=("fair", "resident-first"),
     )  # fmt: skip
+    turn_steps: int = _setting(
+        64, "steps that end a turn while others wait and an eighth of the pages is to spare: less"
+        " means shorter waits and more pauses inside a stream",
+        low=1, high=2**20,
+    )  # fmt: skip
     turn_max_steps: int = _setting(
-        512, "steps that end a turn while others wait", low=1, high=2**20
-    )
+        512, "steps that end a turn while others wait, however few pages are to spare",
+        low=1, high=2**20,
+    )  # fmt: skip
     closing_steps: int = _setting(
-        64, "steps that a turn's sequences get to end before they are paused", low=0, high=2**20
+        16, "steps that a turn's sequences get to end before they are paused", low=0, high=2**20
     )
     prefill_price: float = _setting(1.0, "service of a prompt token", low=0.001, high=1000.0)
     decode_price: float = _setting(2.0, "service of a decoded token", low=0.001, high=1000.0)

@@ -377,8 +377,11 @@ class EngineLimits:
     quantum: int = 0
     #: "fair", or "resident-first": places are kept while their adapter has work, as a baseline
     policy: str = "fair"
+    #: a turn ends after so many steps while somebody waits, unless pages are short; 0: not before
+    #: turn_max_steps
+    turn_steps: int = 0
     turn_max_steps: int = 512
-    closing_steps: int = 64
+    closing_steps: int = 16
     min_chunk: int = 16
     run_ahead: int = 0
     prefix_cache: bool = True

@@ -11,7 +11,7 @@ from benchmarks.fairness.crowd import Cell, Crowd
 from benchmarks.fairness.meter import Measured, Meter
 from benchmarks.fairness.policy import COPY_S, COPY_SLOWDOWN, SWAP_IN_STEP_S, Job, Policy, Shape
 from benchmarks.fairness.turns import Turns, limits_of
-from engine_svc.core.limits import quantum_floor, turn_steps
+from engine_svc.core.limits import longest_turn, quantum_floor
 from engine_svc.types import EngineLimits
 
 #: all three copy adapters beside the steps: nothing but whom a step serves is compared
@@ -108,4 +108,4 @@ def run_trace(name: str, cell: Cell) -> float:
 def wait_bound_steps(cell: Cell) -> int:
     """⌈N·k/M⌉·T of the design with one tenant (N = 1), its last adapter (k = all that demand) and T
     as the core counts it: a turn, its soft close and the steps of a swap."""
-    return -(-cell.demanding // cell.max_loras) * turn_steps(engine_limits(cell))
+    return -(-cell.demanding // cell.max_loras) * longest_turn(engine_limits(cell))

@@ -7,6 +7,7 @@ not part of the simulated time: the benchmark measures it apart.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.fairness.policy import (
@@ -38,6 +39,7 @@ from engine_svc.types import (
     WeightsReady,
 )
 
+Cost = Callable[[int, int, int], float]
 TENANT = "default"
 #: an H200's 139 GiB less 15 of weights and a tenth for the rest, in pages of 16 positions
 ARENA_PAGES = 57_000
@@ -70,10 +72,11 @@ class _Run:
 
 
 class SimRunner:
-    """Answers every plan at once with token 1; knows from the seats which job a chunk is of."""
+    """Answers every plan at once with token 1; knows from the seats which job a chunk is of.
+    `cost`: seconds of a step of so many sequences, adapters and prompt tokens."""
 
-    def __init__(self, clock: SimClock) -> None:
-        self._clock = clock
+    def __init__(self, clock: SimClock, cost: Cost = step_s) -> None:
+        self._clock, self._cost = clock, cost
         self._runs: dict[int, _Run] = {}
         self._by_seat: dict[int, _Run] = {}
         self._results: deque[StepResult] = deque()
@@ -106,7 +109,7 @@ class SimRunner:
             served[run.job.flow] = served.get(run.job.flow, 0) + service
             slots.add(chunk.slot)
         samples = tuple(Sample(seat, 1) for chunk in plan.chunks for seat in chunk.sample_seats)
-        seconds = step_s(len(plan.chunks), len(slots - {NO_SLOT}), prompt_tokens)
+        seconds = self._cost(len(plan.chunks), len(slots - {NO_SLOT}), prompt_tokens)
         self._results.append(StepResult(plan.step, samples, compute_s=seconds))
         swaps = len(plan.slot_bindings)
         self.facts = StepFacts(served, len(plan.chunks), swaps, pauses, (), 0.0)
@@ -195,9 +198,11 @@ def limits_of(shape: Shape, quantum: int, turn_max_steps: int) -> EngineLimits:
 class Turns:
     """loraplex's own scheduler."""
 
-    def __init__(self, limits: EngineLimits, clock: SimClock | None = None) -> None:
+    def __init__(
+        self, limits: EngineLimits, clock: SimClock | None = None, cost: Cost = step_s
+    ) -> None:
         self.clock = clock or SimClock()
-        self.runner = SimRunner(self.clock)
+        self.runner = SimRunner(self.clock, cost)
         writer = SimWriter(self.clock)
         self.core = EngineCore(limits, self.runner, writer, SimWeights(), self.clock)
         self._refs: dict[int, AdapterRef] = {}

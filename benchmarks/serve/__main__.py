@@ -23,7 +23,8 @@ from benchmarks.serve.options import read_options
 from benchmarks.serve.parts import measure
 from benchmarks.serve.report import by_popularity, print_report, record, report
 from benchmarks.serve.stack import BenchStack, Serving
-from benchmarks.serve.trace import (
+from benchmarks.shared.harness import PARTIAL, Recorder, end_on_signals
+from benchmarks.shared.trace import (
     TraceInvalid,
     TraceRequest,
     punica,
@@ -31,7 +32,6 @@ from benchmarks.serve.trace import (
     slora,
     write_trace,
 )
-from benchmarks.shared.harness import PARTIAL, Recorder, end_on_signals
 
 #: a disk cache that holds no adapter: as for the peer, what the host lacks comes from a file in the
 #: page cache

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.serve.trace import TraceRequest
+from benchmarks.shared.trace import TraceRequest
 
 #: seconds between the workers' being ready and time 0 of the trace
 LEAD_S = 0.3

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.serve.trace import POPULARITIES
+from benchmarks.shared.trace import POPULARITIES
 
 START, EFFICIENCY, MANY = PARTS = ("start", "efficiency", "many")
 SEED = 20261129

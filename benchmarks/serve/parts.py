@@ -12,8 +12,8 @@ from benchmarks.serve.clients import Target, run_trace
 from benchmarks.serve.options import EFFICIENCY, MANY, PARTS, START
 from benchmarks.serve.report import print_report, record, report
 from benchmarks.serve.stack import BenchStack, Serving, in_process, starts_s, words
-from benchmarks.serve.trace import TraceRequest, slora
 from benchmarks.shared.harness import PARTIAL, RESULTS, Recorder, cpu_name
+from benchmarks.shared.trace import TraceRequest, slora
 
 #: vLLM 0.26.0 on one H200, same shape and load, measured on 2026-11-29
 PEER_FINISHED_PER_S, PEER_TTFT_P99_S, PEER_LAST_DECILE = 11.2, 34.9, 0.07

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.serve.clients import Outcome
-from benchmarks.serve.trace import TraceRequest
 from benchmarks.shared.harness import Recorder, quantile
+from benchmarks.shared.trace import TraceRequest
 
 NUM_DECILES = 10
 #: a client that sends later than this is what is measured, not the server

@@ -9,8 +9,8 @@ from engine_svc.types import EngineLimits
 
 #: steps of a place between two adapters: one in which it has ended, one that binds the next slot
 SWAP_STEPS = 2
-#: a turn lasts this many times longer than the swap behind it, so that swaps cost at most 5 %
-_TURN_PER_SWAP = 20
+#: tokens of a usual request, whose service should not end a turn; swaps are rare beside it
+USUAL_PROMPT, USUAL_OUTPUT = 256, 256
 POLICIES = ("fair", "resident-first")
 
 
@@ -31,6 +31,7 @@ def check_limits(limits: EngineLimits) -> None:
          "max_num_seqs + min_chunk, or decodes fill the steps and no prompt begins"),
         ("batch_grant_every", limits.batch_grant_every, 2, "the other grants are interactive's"),
         ("context_tokens", limits.context_tokens, 2, "a prompt token and an answer"),
+        ("turn_steps", limits.turn_steps, 0, "turn_max_steps alone"),
         ("closing_steps", limits.closing_steps, 0, "no soft close"),
     )  # fmt: skip
     for name, value, least, why in ranges:
@@ -86,15 +87,15 @@ def quantum_floor(limits: StepSize) -> int:
 
 
 def resolved_quantum(limits: EngineLimits) -> int:
-    """The configured quantum, or for 0 the least with which swaps cost at most 5 % of the steps of
-    a place that has its even part of the seats, all decoding."""
+    """The configured quantum, or for 0 the service of a usual request on each seat of a place that
+    has its even part of them."""
     if limits.quantum:
         return limits.quantum
     seats = -(-limits.max_num_seqs // limits.max_loras)
-    rare_swaps = _TURN_PER_SWAP * SWAP_STEPS * seats * limits.decode_price
-    return max(quantum_floor(limits), math.ceil(rare_swaps))
+    usual = limits.prefill_price * USUAL_PROMPT + limits.decode_price * USUAL_OUTPUT
+    return max(quantum_floor(limits), math.ceil(seats * usual))
 
 
-def turn_steps(limits: EngineLimits) -> int:
+def longest_turn(limits: EngineLimits) -> int:
     """T: the most steps from the grant of one place to the grant of its next."""
     return limits.turn_max_steps + limits.closing_steps + SWAP_STEPS + limits.run_ahead

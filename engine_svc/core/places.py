@@ -14,7 +14,7 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.lane import Lane
 from engine_svc.core.lines import RING
 from engine_svc.core.precedence import may_overstay, must_yield_seats
-from engine_svc.core.pressure import Claim
+from engine_svc.core.pressure import Claim, are_pages_short
 from engine_svc.core.start import try_start
 from engine_svc.core.turns import Turn
 from engine_svc.core.waits import Cause
@@ -27,7 +27,7 @@ def close_turns(books: Books, now: float) -> None:
     step, limits, scarce = books.next_step, books.limits, books.scarce
     num_lacking = max(0, len(books.placeless) - books.turns.num_free_places)
     num_closing, due, over = 0, list[Turn](), list[Turn]()
-    is_fair, latest = limits.policy != "resident-first", step - limits.turn_max_steps
+    is_fair, latest = limits.policy != "resident-first", step - _steps_of_a_turn(books)
     for turn in books.turns.values():
         lane = turn.lane
         if not scarce and (not num_lacking or lane.is_base):
@@ -44,6 +44,15 @@ def close_turns(books: Books, now: float) -> None:
     for turn in over:
         books.end_turn(turn, now)
     _close(books, due, num_lacking, num_closing, now)
+
+
+def _steps_of_a_turn(books: Books) -> int:
+    """After which it is due: short while everybody can keep their pages, else what the bound of
+    waits allows, so that most sequences end before they are paused."""
+    limits = books.limits
+    if not limits.turn_steps or are_pages_short(books):
+        return limits.turn_max_steps
+    return min(limits.turn_steps, limits.turn_max_steps)
 
 
 def _close(books: Books, due: list[Turn], num_lacking: int, num_closing: int, now: float) -> None:

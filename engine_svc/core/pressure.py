@@ -18,6 +18,19 @@ from engine_svc.core.eviction import evict_row, evict_slots, oldest_live, oldest
 from engine_svc.core.lane import Lane
 from engine_svc.core.sequence import Sequence
 
+#: a share of the arena's pages. With fewer to spare, sequences that pause would soon have to give
+#: theirs to those that begin, and compute them again
+SPARE_SHARE = 0.125
+
+
+def are_pages_short(books: Books) -> bool:
+    """Few pages are free, resting, or of adapters that nobody waits for."""
+    least = SPARE_SHARE * books.limits.num_pages
+    spare = books.memory.num_room
+    if spare < least:
+        spare += sum([len(slot.page_ids) for slot in books.memory.slots.unwanted.values()])
+    return spare < least
+
 
 class Claim(enum.IntEnum):
     """How much a request for pages may disturb."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from engine_svc.core.books import Books
 from engine_svc.core.flow import Flow
-from engine_svc.core.limits import turn_steps
+from engine_svc.core.limits import longest_turn
 from engine_svc.core.lines import RING
 from engine_svc.core.loads import Loads
 from engine_svc.core.sequence import LiveRequest
@@ -176,7 +176,7 @@ def wait_bound_s(books: Books, flow: Flow) -> float:
     rounds = books.ring.num_before(flow) // places + 1
     if not flow.lane.is_base and books.memory.slots.ready(digest) is None:
         rounds += 1
-    return rounds * (turn_steps(limits) * rates.step_s + rates.longest_copy_s)
+    return rounds * (longest_turn(limits) * rates.step_s + rates.longest_copy_s)
 
 
 def _residents(books: Books) -> tuple[ResidentAdapter, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engine_svc.core.books import Books
 from engine_svc.core.flow import Flow
-from engine_svc.core.limits import turn_steps
+from engine_svc.core.limits import longest_turn
 from engine_svc.core.lines import RING
 from engine_svc.core.ring import Ring
 from engine_svc.core.waits import Cause
@@ -82,7 +82,7 @@ class WaitWatch:
             grants = grants * every if is_batch else math.ceil(grants * every / (every - 1))
         places = max(1, min(limits.max_loras, limits.max_num_seqs // self.widest))
         rounds = math.ceil(grants / places) + bool(self.copy_steps)
-        return rounds * (turn_steps(limits) + self.copy_steps)
+        return rounds * (longest_turn(limits) + self.copy_steps)
 
 
 def tenants_in(ring: Ring) -> dict[ServiceClass, set[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import waits
 from benchmarks.fairness.baselines import Fcfs
 from benchmarks.fairness.crowd import Cell, Crowd
 from benchmarks.fairness.meter import Meter, jain
@@ -174,3 +175,19 @@ def test_the_real_core_serves_all_and_keeps_its_bound_where_the_baselines_starve
     assert skip.worst_wait_steps == 9000
     assert ours.jain > 0.9 > sliced.jain > skip.jain
     assert run_trace(TURNS, cell) > 0
+
+
+def test_a_served_load_ends_whichever_way_turns_do_and_short_ones_answer_sooner() -> None:
+    load = waits.Load(
+        rate=30.0, seconds=3.0, adapters=60, places=4, seats=32, step_tokens=256, pages=6000
+    )
+    found = {name: waits.run(load, way) for name, way in waits.WAYS.items()}
+    assert {len(one.ttft_s) for one in found.values()} == {len(found[waits.FIRST].whole_s)}
+    assert found[waits.FIRST].ttft_s[-1] < found[waits.LONG].ttft_s[-1]
+    assert all(one.finished_per_s > 0 and one.again == 0 for one in found.values())
+
+
+def test_the_served_load_costs_what_steps_were_measured_to_cost() -> None:
+    assert waits.step_s(64, 0, 0) == pytest.approx(6.17e-3)
+    assert waits.step_s(96, 8, 100) == pytest.approx((7.015 + 8 * 0.0225 + 2.5) / 1e3)
+    assert waits.step_s(512, 0, 0) == pytest.approx((11.68 + 2 * (11.68 - 7.86)) / 1e3)

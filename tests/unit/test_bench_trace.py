@@ -17,7 +17,7 @@ import pytest
 from benchmarks.serve import __main__ as serve
 from benchmarks.serve.clients import Job, Outcome, Target, prompt_ids, run_trace
 from benchmarks.serve.report import by_popularity, report
-from benchmarks.serve.trace import (
+from benchmarks.shared.trace import (
     POPULARITIES,
     TraceInvalid,
     TraceRequest,

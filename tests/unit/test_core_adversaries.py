@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine_svc.core.limits import turn_steps
+from engine_svc.core.limits import longest_turn
 from engine_svc.types import ServiceClass
 from tests.support.core_clients import Client, jain, live
 from tests.support.core_invariants import WaitWatch
@@ -86,7 +86,7 @@ def test_a_flow_that_holds_every_seat_gives_some_to_who_comes(run_ahead: int) ->
     holder = Client(world, adapter("a"), depth=6, max_tokens=59)
     live(world, [holder], 20)
     late = world.submit(4, adapter("b"), max_tokens=2)
-    live(world, [holder], turn_steps(world.limits) + 2)
+    live(world, [holder], longest_turn(world.limits) + 2)
     assert late.planned_s is not None
 
 
@@ -126,7 +126,7 @@ def test_a_tenant_with_a_thousand_adapters_holds_up_nobody() -> None:
     for number in range(1000):
         world.submit(2, adapter(f"m{number}"), max_tokens=2, tenant="many")
     late = world.submit(4, adapter("one"), max_tokens=2, tenant="one")
-    for _ in range(2 * turn_steps(world.limits)):
+    for _ in range(2 * longest_turn(world.limits)):
         world.step()
     assert late.planned_s is not None
 

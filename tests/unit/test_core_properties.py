@@ -42,6 +42,7 @@ def tight_limits(draw: st.DrawFn) -> EngineLimits:
         page_size=draw(st.sampled_from([1, 4])),
         context_tokens=40,
         quantum=0,
+        turn_steps=draw(st.sampled_from([0, 1, 5])),
         turn_max_steps=draw(st.sampled_from([2, 9, 40])),
         closing_steps=draw(st.integers(0, 5)),
         min_chunk=chunk,
@@ -133,16 +134,17 @@ class Backlog(RuleBasedStateMachine):
             min_size=3, max_size=3,
         ),
         owners=st.lists(st.integers(0, 2), min_size=2, max_size=6),
+        turn=st.sampled_from([0, 3, 20]),
     )  # fmt: skip
     def begin(
         self, places: int, seats: int, more_tokens: int, closing: int, ahead: int, quantums: int,
-        weights: list[float], sizes: list[tuple[int, int]], owners: list[int],
+        weights: list[float], sizes: list[tuple[int, int]], owners: list[int], turn: int,
     ) -> None:  # fmt: skip
         roomy = limits(
             max_loras=places, num_slots=16, max_num_seqs=seats, num_pages=3000, context_tokens=100,
             max_num_batched_tokens=seats + 4 + more_tokens, closing_steps=closing, quantum=0,
-            turn_max_steps=NEVER, run_ahead=ahead, prefetch_adapters=8, max_wanted=32,
-            max_queue_wait_s=1e9,
+            turn_steps=turn, turn_max_steps=NEVER, run_ahead=ahead, prefetch_adapters=8,
+            max_wanted=32, max_queue_wait_s=1e9,
         )  # fmt: skip
         quantum = quantums * quantum_floor(roomy)
         self.world = World(limits(**{**_fields(roomy), "quantum": quantum}))

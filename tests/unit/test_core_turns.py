@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine_svc.core.limits import turn_steps
+from engine_svc.core.limits import longest_turn
 from tests.support.core_invariants import WaitWatch
 from tests.support.core_world import Heard, World, adapter, limits
 
@@ -53,7 +53,7 @@ def test_the_base_is_planned_within_its_bound_while_adapters_hold_all_seats(
     for _ in range(5):
         world.step()
     heard = world.submit(4)
-    for _ in range(2 * turn_steps(engine_limits)):
+    for _ in range(2 * longest_turn(engine_limits)):
         world.step()
     assert heard.planned_s is not None
     world.run()
@@ -92,6 +92,40 @@ def test_a_paused_sequence_keeps_its_pages_and_computes_nothing_twice() -> None:
     computed = sum(c.num_tokens for plan in world.runner.plans for c in plan.chunks)
     assert computed == 2 * (6 + 30 - 1)
     assert all(h.ended and h.ended.stats.paused_s > 0 for h in world.heard.values())
+
+
+def _steps_until_b(num_pages: int, idle: int = 0) -> int:
+    """How long a newcomer waits for the only place; `idle`: adapters that nobody asks for any
+    more."""
+    world = World(
+        limits(max_loras=1, max_num_seqs=2, num_pages=num_pages, num_slots=8, quantum=10**6,
+               turn_steps=5, turn_max_steps=40, closing_steps=0)
+    )  # fmt: skip
+    for index in range(idle):
+        world.submit(1, adapter(f"idle{index}"), max_tokens=1)
+        world.run()
+    # two sequences of 10 to 16 pages
+    for _ in range(2):
+        world.submit(40, adapter("a"), max_tokens=24)
+    for _ in range(10):
+        world.step()
+    other = world.submit(4, adapter("b"), max_tokens=2)
+    steps = 0
+    while other.planned_s is None:
+        world.step()
+        steps += 1
+    world.run()
+    assert all(heard.ended for heard in world.heard.values())
+    return steps
+
+
+def test_turns_are_short_while_pages_are_to_spare_and_long_while_they_are_not() -> None:
+    assert _steps_until_b(200) <= 5
+    assert _steps_until_b(28) >= 8
+
+
+def test_pages_of_adapters_that_nobody_waits_for_are_to_spare() -> None:
+    assert _steps_until_b(38, idle=6) <= 5
 
 
 def test_weight_stretches_a_turn() -> None:
