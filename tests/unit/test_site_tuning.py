@@ -36,21 +36,22 @@ def test_a_site_of_a_smaller_model_stands_like_its_like(rows: int) -> None:
 def test_steps_of_up_to_1024_rows_have_places_by_rows_and_more_go_on_a_sooner_branch() -> None:
     places = {
         rows: [
-            (tuning.order, tuning.priority, tuning.processors)
+            (tuning.order, tuning.priority, tuning.processors, tuning.delta.programs)
             for tuning in (site_tuning(*site, rows, TILE_ROWS) for site in SMALL)
         ]
         for rows in (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
     }
     assert len({str(place) for place in places.values()}) == len(places)
-    assert places[64] == [("GEMM", LATER, processors) for processors in (44, 56, 88, 66)]
-    assert places[1][2] == ("GEMM", SAME, 0)
-    assert places[2048] == [("branch", SOONER, 0)] * 4
+    assert [place[2] for place in places[64]] == [44, 56, 88, 66]
+    assert places[1][2] == ("GEMM", LATER, 112, 528)
+    assert [place[:3] for place in places[2048]] == [("branch", SOONER, 0)] * 4
     assert all(place[0] in ORDERS for each in places.values() for place in each)
 
 
 def test_long_segments_take_the_kernels_of_prefill_as_they_are() -> None:
     for site in SMALL:
         tuning = site_tuning(*site, 256, PREFILL_TILE_ROWS)
+        priority = SAME if site == DOWN else SOONER
         assert tuning.shrink == shrink_tuning(site[0], PREFILL_TILE_ROWS)
         assert tuning.delta == delta_tuning(site[1], PREFILL_TILE_ROWS, 2)
-        assert (tuning.order, tuning.priority) == ("branch", SOONER)
+        assert (tuning.order, tuning.priority) == ("branch", priority)
