@@ -28,7 +28,8 @@ from engine_svc.frontend.observer import Observers
 from engine_svc.frontend.text.model_text import ModelText
 from engine_svc.layout import DTYPE_BYTES
 from engine_svc.messages import CoreHello
-from engine_svc.model.build import LoadedModel, ModelOptions, device_of, load_model
+from engine_svc.model.build import LoadedModel, ModelOptions, load_model
+from engine_svc.model.device import device_of
 from engine_svc.model.device_rates import DeviceRates, runtime_bytes
 from engine_svc.names import NameMap
 from engine_svc.picture import picture

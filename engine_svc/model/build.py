@@ -11,6 +11,7 @@ import torch
 from engine_svc.layout import DTYPE_BYTES, AdapterLayout, adapter_layout, smallest_page_size
 from engine_svc.model.arena import Arena
 from engine_svc.model.completion import Completion
+from engine_svc.model.device import device_of
 from engine_svc.model.device_memory import arena_bytes_of, memory_for
 from engine_svc.model.forward_plan import ForwardPlanner
 from engine_svc.model.gpu.build import GpuLimits, GpuWorkspace, build_gpu_runner, check_supported
@@ -191,17 +192,6 @@ def _read_base(model_dir: Path) -> BaseModelSpec:
             "config.json", error.strerror or str(error), f"a readable file in {model_dir}"
         ) from error
     return parse_config_json(text)
-
-
-def device_of(name: str) -> torch.device:
-    """Args: name, auto, cpu or cuda. Raises: FieldInvalid."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise FieldInvalid("device", name, "auto, cpu or cuda", reason="CONFIG_INVALID")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise FieldInvalid("device", name, "cpu: torch sees no GPU here", reason="CONFIG_INVALID")
-    return torch.device(name)
 
 
 def _dtype_name(name: str, device: torch.device) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_svc.model.device import device_of
+
 log = logging.getLogger(__name__)
 
 #: larger than any cache, small beside any GPU
@@ -32,7 +34,7 @@ def measure_rates(device: str) -> DeviceRates | None:
 
     Args: device, as in the settings: auto, cpu or cuda.
     """
-    if device == "cpu" or not torch.cuda.is_available():
+    if device_of(device).type == "cpu":
         return None
     try:
         copy_s = _copy_s()

@@ -115,7 +115,7 @@ def test_a_gpu_that_is_full_is_not_measured_but_the_start_goes_on(
     def fails() -> float:
         raise FULL
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device_rates, "device_of", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
     monkeypatch.setattr(device_rates, "_copy_s", fails)
     assert device_rates.measure_rates("auto") is None
