@@ -41,7 +41,8 @@ from tests.support.fake_graphs import FakeGraphs, warm_up
 from tests.support.tiny_model import write_tiny_model
 
 Variant = tuple[object, ...]
-SLOTS = dict(enumerate(Outer))
+#: what an adapter has outside the layers, and its rank blocks
+SLOTS = dict(enumerate([*((outer, 1) for outer in Outer), (Outer.NOTHING, 4)]))
 WISHES = (
     SamplingParams(max_tokens=9, seed=1, temperature=0.0),
     SamplingParams(max_tokens=9, seed=1, top_p=0.5, logprobs=20),
@@ -104,7 +105,8 @@ def as_on_a_gpu() -> None:
 
 
 def steps(run: DirectRunner, seats: int, tokens: int) -> Iterator[list[tuple[SeatedSequence, int]]]:
-    """Prompts of random lengths, of the base alone now and then; all seats now and then."""
+    """Prompts of random lengths, of the base alone or of the highest rank now and then; all seats
+    now and then."""
     rng = random.Random(seats)
     for number in range(60):
         count = seats if number % 3 == 0 else rng.randint(1, seats)
@@ -113,7 +115,9 @@ def steps(run: DirectRunner, seats: int, tokens: int) -> Iterator[list[tuple[Sea
             length = min(
                 rng.choice([1, 1, 2]) * left // (count - seat), 250, left - count + seat + 1
             )
-            slot = NO_SLOT if number % 4 == 0 else rng.choice([NO_SLOT, *SLOTS])
+            slot = rng.choice([NO_SLOT, *SLOTS])
+            if number % 4 < 2:
+                slot = NO_SLOT if number % 4 == 0 else max(SLOTS)
             sequence = SeatedSequence(seat, slot, [5] * length, rng.choice(WISHES))
             step.append((sequence, length))
             left -= length
@@ -161,8 +165,9 @@ def main(seats: int, tokens: int, folder: Path) -> None:
     warm_up(run)
     warmed = set(launched.variants)
     runner: Any = run.runner
-    for slot, outer in SLOTS.items():
-        runner.apply(slot, synthetic_row(run.loaded.layout, outer, run.loaded.base.vocab_size))
+    vocab_size = run.loaded.base.vocab_size
+    for slot, (outer, blocks) in SLOTS.items():
+        runner.apply(slot, synthetic_row(run.loaded.layout, outer, vocab_size, blocks))
     for step in steps(run, seats, tokens):
         run.run(step, prompt_logprobs=random.Random(len(step)).choice([None, 0, 20]))
         for sequence, _ in step:

@@ -68,5 +68,5 @@ def warm_up(run: DirectRunner) -> None:
         page_size=loaded.page_size,
         longest=min(loaded.context_tokens, loaded.num_pages * loaded.page_size),
         max_num_seqs=limits.max_num_seqs, max_rows=limits.max_rows,
-        vocab_size=loaded.base.vocab_size,
+        vocab_size=loaded.base.vocab_size, rank_blocks=limits.rank_blocks,
     ).run(capture=True)  # fmt: skip

@@ -154,7 +154,7 @@ def build_gpu_runner(
             runner, stepper, layout, page_size=arena.page_size,
             longest=min(max_pages * arena.page_size, limits.context_tokens),
             max_num_seqs=limits.max_num_seqs, max_rows=limits.max_rows,
-            vocab_size=base.vocab_size,
+            vocab_size=base.vocab_size, rank_blocks=rank_blocks,
         ).run(capture=capture)  # fmt: skip
         slot_writer.warm_up()
     # weights and buffers were filled on another stream

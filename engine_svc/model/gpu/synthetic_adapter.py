@@ -21,23 +21,27 @@ class Outer(enum.Enum):
     VOCABULARY = enum.auto()
 
 
-def synthetic_row(layout: AdapterLayout, outer: Outer, vocab_size: int) -> SlotRow:
-    """An adapter of rank 16 at every site of the layers, all of whose blocks are the arena's first
-    bytes: its numbers mean nothing. Args: vocab_size, of use with a vocabulary."""
+def synthetic_row(
+    layout: AdapterLayout, outer: Outer, vocab_size: int, rank_blocks: int = 1
+) -> SlotRow:
+    """An adapter of so many rank blocks at every site of the layers, all of which are the arena's
+    first bytes: its numbers mean nothing. Args: vocab_size, of use with a vocabulary, which takes
+    one rank block."""
+    assert rank_blocks == 1 or outer is Outer.NOTHING
     entries, cells = layout.num_entries, layout.num_site_cells
     with_rank = np.arange(entries) < layout.num_layers * len(layout.slices)
     if outer is Outer.HEAD:
         with_rank[: layout.embedding_entries.start] = True
     elif outer is Outer.VOCABULARY:
         with_rank[:] = True
-    offsets = np.where(with_rank, 0, -1).astype(np.int64)[:, None]
+    offsets = np.repeat(np.where(with_rank, 0, -1).astype(np.int64)[:, None], rank_blocks, axis=1)
     none = np.full(cells, -1, np.int64)
     tables = dict.fromkeys(TABLES, np.zeros(0, np.int64))
     if outer is Outer.VOCABULARY:
         tables = {name: _first_page(layout, name, vocab_size) for name in TABLES}
     return SlotRow(
         digest="warm-up",
-        rank=np.where(with_rank, RANK_BLOCK, 0).astype(np.int32),
+        rank=np.where(with_rank, rank_blocks * RANK_BLOCK, 0).astype(np.int32),
         scale=np.ones(entries, np.float32),
         a_off=offsets, b_off=offsets, g_off=none, c_off=none,
         tables=tables,

@@ -55,13 +55,14 @@ class WarmUp:
         max_num_seqs: int,
         max_rows: int,
         vocab_size: int,
+        rank_blocks: int,
     ) -> None:
-        """Args: longest, positions of a sequence at most."""
+        """Args: longest, positions of a sequence at most; rank_blocks, of an adapter at most."""
         self._runner, self._stepper = runner, stepper
         self._layout, self._page_size = layout, page_size
         self._longest = longest
         self._max_num_seqs, self._max_rows = max_num_seqs, max_rows
-        self._step, self._vocab_size = -1, vocab_size
+        self._step, self._vocab_size, self._rank_blocks = -1, vocab_size, rank_blocks
 
     @torch.inference_mode()
     def run(self, *, capture: bool) -> None:
@@ -83,8 +84,13 @@ class WarmUp:
         )
 
     def _run_rare(self) -> None:
-        """What has no graph: an adapter's own vocabulary or LoRA of the head, prompt_logprobs,
-        grammar masks, a long sequence with penalties."""
+        """What has no graph: prompts of a high rank, whose work items may be long; an adapter's own
+        vocabulary or LoRA of the head, prompt_logprobs, grammar masks, a long sequence with
+        penalties."""
+        row = synthetic_row(self._layout, Outer.NOTHING, 0, self._rank_blocks)
+        self._runner.apply(_SLOT, row)
+        for rows in {*self._stepper.mixed_buckets[-1:], self._max_rows}:
+            self._run(self._prompts(rows, _SLOT), False)
         decodes = [self._chunk(seat, _SLOT, 1, 1) for seat in range(self._max_num_seqs)]
         for outer in (Outer.VOCABULARY, Outer.HEAD):
             row = synthetic_row(self._layout, outer, self._vocab_size)
