@@ -4,7 +4,7 @@ The load of `make bench-serve` (Poisson arrivals, popularity 1 / rank, 8 to 512 
 on the real core; model, copies and clock are simulated (benchmarks/fairness/turns.py), with what a
 step cost on one H200 (benchmarks/results/nvidia-h200/step.jsonl). Each row is one way to end turns;
 the engine's own defaults come first. A number of pages that holds few sequences shows what pauses
-cost where pages are short: *again* counts prompt tokens that were computed a second time.
+cost where pages are short: *again* counts tokens that were computed once more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "as by default": {},
     "turns of up to 512 steps": {"turn_steps": 512, "closing_steps": 64},
     "the same, least quantum": {"turn_steps": 512, "closing_steps": 64, "quantum": -1},
-    "64 steps, whatever pages": {"turn_max_steps": 64},
+    "at most 64 steps": {"turn_max_steps": 64},
     "places kept while needed": {"policy": "resident-first"},
 }
 FIRST, LONG = tuple(WAYS)[:2]
@@ -53,7 +53,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Seconds and ms of one load; `again`: prompt tokens computed more than once."""
+    """Seconds and ms of one load; `again`: tokens computed once more, of prompts or generated."""
 
     finished_per_s: float
     ttft_s: Sequence[float]
@@ -125,7 +125,7 @@ def run(load: Load, way: Mapping[str, Any]) -> Found:
     ]
     first: dict[int, float] = {}
     ended: dict[int, float] = {}
-    sent, prompt_tokens = 0, 0
+    sent = 0
     while len(ended) < len(jobs):
         while sent < len(jobs) and requests[sent].time <= turns.clock.now():
             turns.submit(jobs[sent])
@@ -133,8 +133,6 @@ def run(load: Load, way: Mapping[str, Any]) -> Found:
         report = turns.core.step()
         if report.step < 0:
             turns.clock.now_s += IDLE_S
-        else:
-            prompt_tokens += report.num_tokens - report.num_sequences
         now = turns.clock.now()
         for item in turns.core.take_outputs():
             if isinstance(item, SequenceOutput):
@@ -144,13 +142,12 @@ def run(load: Load, way: Mapping[str, Any]) -> Found:
                     raise RuntimeError(f"request {item.request_id}: {item.failure.message}")
                 ended[int(item.request_id)] = now
                 turns.runner.forget(int(item.request_id))
-    once = sum(job.prompt - 1 for job in jobs)
     return Found(
         len(jobs) / max(ended.values()),
         sorted(first[n] - requests[n].time for n in first),
         sorted(1e3 * (ended[n] - first[n]) / max(1, jobs[n].output - 1) for n in ended),
         sorted(ended[n] - requests[n].time for n in ended),
-        max(0, prompt_tokens - once),
+        turns.runner.num_again,
     )
 
 

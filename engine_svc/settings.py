@@ -120,8 +120,9 @@ class EngineSettings:
         choices=("fair", "resident-first"),
     )  # fmt: skip
     turn_steps: int = _setting(
-        64, "steps that end a turn while others wait and an eighth of the pages is to spare: less"
-        " means shorter waits and more pauses inside a stream",
+        64, "steps that end a turn while others wait and an eighth of the pages is to spare, more"
+        " or fewer by weights up to turn_max_steps: less means shorter waits and more pauses inside"
+        " a stream",
         low=1, high=2**20,
     )  # fmt: skip
     turn_max_steps: int = _setting(

@@ -72,6 +72,8 @@ class TurnSnapshot:
     #: service after which it ends while somebody waits
     quantum: float
     steps: int
+    #: steps after which it ends while somebody waits: by its weight, and fewer while pages are to
+    #: spare; turn_max_steps where its flow is behind who would follow
     max_steps: int
     closing: bool = False
 

@@ -81,6 +81,8 @@ class SimRunner:
         self._by_seat: dict[int, _Run] = {}
         self._results: deque[StepResult] = deque()
         self.facts = StepFacts({}, 0, 0, 0, (), 0.0)
+        #: positions that were computed once more, since their pages had been given up
+        self.num_again = 0
 
     def know(self, job: Job) -> None:
         self._runs[job.number] = _Run(job)
@@ -104,6 +106,8 @@ class SimRunner:
             else:
                 service = _service(run, chunk.start, end)
                 prompt_tokens += chunk.num_tokens
+            if chunk.start < run.furthest:
+                self.num_again += min(end, run.furthest) - chunk.start
             if end > run.furthest:
                 run.furthest = end
             served[run.job.flow] = served.get(run.job.flow, 0) + service

@@ -27,7 +27,9 @@ def close_turns(books: Books, now: float) -> None:
     step, limits, scarce = books.next_step, books.limits, books.scarce
     num_lacking = max(0, len(books.placeless) - books.turns.num_free_places)
     num_closing, due, over = 0, list[Turn](), list[Turn]()
-    is_fair, latest = limits.policy != "resident-first", step - _steps_of_a_turn(books)
+    # short while everybody can keep their pages; else as long as the bound of waits allows, so that
+    # most sequences end before they are paused
+    is_fair, is_long = limits.policy != "resident-first", are_pages_short(books)
     for turn in books.turns.values():
         lane = turn.lane
         if not scarce and (not num_lacking or lane.is_base):
@@ -39,20 +41,13 @@ def close_turns(books: Books, now: float) -> None:
                 num_closing += 1
         elif not (lane.decoding or lane.num_prompts or lane.num_deferred):
             over.append(turn)
-        elif is_fair and (turn.service >= turn.allowance or turn.first_step <= latest):
-            due.append(turn)
+        elif is_fair:
+            steps = turn.long_steps if is_long else turn.short_steps
+            if turn.service >= turn.allowance or step - turn.first_step >= steps:
+                due.append(turn)
     for turn in over:
         books.end_turn(turn, now)
     _close(books, due, num_lacking, num_closing, now)
-
-
-def _steps_of_a_turn(books: Books) -> int:
-    """After which it is due: short while everybody can keep their pages, else what the bound of
-    waits allows, so that most sequences end before they are paused."""
-    limits = books.limits
-    if not limits.turn_steps or are_pages_short(books):
-        return limits.turn_max_steps
-    return min(limits.turn_steps, limits.turn_max_steps)
 
 
 def _close(books: Books, due: list[Turn], num_lacking: int, num_closing: int, now: float) -> None:

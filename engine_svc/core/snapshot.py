@@ -12,6 +12,7 @@ from engine_svc.core.flow import Flow
 from engine_svc.core.limits import longest_turn
 from engine_svc.core.lines import RING
 from engine_svc.core.loads import Loads
+from engine_svc.core.pressure import are_pages_short
 from engine_svc.core.sequence import LiveRequest
 from engine_svc.core.shares import Share
 from engine_svc.core.slots import SlotState
@@ -140,13 +141,14 @@ def tenant_snapshots(books: Books) -> tuple[TenantSnapshot, ...]:
 
 
 def _turns(books: Books) -> tuple[TurnSnapshot, ...]:
+    is_long = are_pages_short(books)
     return tuple(
         TurnSnapshot(
             turn.lane.ref,
             service=turn.service,
             quantum=turn.allowance,
             steps=books.next_step - turn.first_step,
-            max_steps=books.limits.turn_max_steps,
+            max_steps=turn.long_steps if is_long else turn.short_steps,
             closing=turn.closing_since is not None,
         )
         for turn in books.turns

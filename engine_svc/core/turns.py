@@ -27,6 +27,17 @@ def quantum_of(flow: Flow, quantum: float) -> float:
     return quantum * account.weight * flow.share.weight * even
 
 
+def steps_of(flow: Flow, num_steps: int, limits: EngineLimits) -> int:
+    """After which its turn is due where an even one is after `num_steps`. Steps end most turns, so
+    they divide by weights what turns serve, among the demanding tenants of a class and inside a
+    tenant as `quantum_of` does; the soft end counts, and `turn_max_steps` stays the bound."""
+    tenants, closing = flow.account.parent, limits.closing_steps
+    assert tenants is not None, "an account without a class"
+    mean = tenants.active_weight / tenants.num_active if tenants.num_active else 1.0
+    steps = quantum_of(flow, num_steps + closing) / mean - closing
+    return round(min(max(steps, 1.0), limits.turn_max_steps))
+
+
 def allowance_of(flow: Flow, quantum: float) -> float:
     """The quantum without what is owed; what a tenant's last adapters overdrew, its next pays."""
     return quantum - max(flow.account.debt, flow.share.debt)
@@ -46,6 +57,9 @@ class Turn:
     began_s: float
     #: None: the base's
     slot: Slot | None
+    #: steps after which it is due: while pages are to spare, and while they are short
+    short_steps: int
+    long_steps: int
     service: float = 0.0
     #: served while nobody waited
     free: float = 0.0
@@ -70,7 +84,7 @@ class Turns:
     """Who holds a place. The base takes turns too, but none of max_loras."""
 
     def __init__(self, limits: EngineLimits, quantum: int) -> None:
-        self._max_loras = limits.max_loras
+        self._limits = limits
         self._quantum = quantum
         self._turns: dict[str, Turn] = {}
         self.num_begun = 0
@@ -90,12 +104,12 @@ class Turns:
 
     @property
     def num_free_places(self) -> int:
-        return self._max_loras - len(self._turns) + (BASE_DIGEST in self._turns)
+        return self._limits.max_loras - len(self._turns) + (BASE_DIGEST in self._turns)
 
     def has_place_for(self, lane: Lane) -> bool:
         """It holds one, or needs none, or one is free."""
         return (
-            len(self._turns) < self._max_loras
+            len(self._turns) < self._limits.max_loras
             or lane.is_base
             or lane.digest in self._turns
             or self.num_free_places > 0
@@ -124,7 +138,10 @@ class Turns:
     def _turn(self, flow: Flow, slot: Slot | None, step: int, now: float) -> Turn:
         self.num_begun += 1
         quantum = quantum_of(flow, self._quantum)
-        return Turn(flow.lane, flow, step, quantum, allowance_of(flow, quantum), now, slot)
+        limits, allowance = self._limits, allowance_of(flow, quantum)
+        long = steps_of(flow, limits.turn_max_steps, limits)
+        short = steps_of(flow, limits.turn_steps, limits) if limits.turn_steps else long
+        return Turn(flow.lane, flow, step, quantum, allowance, now, slot, min(short, long), long)
 
     def _settle(self, turn: Turn) -> None:
         """What it did not use is lost; what it overdrew is owed, what it gave up is paid."""

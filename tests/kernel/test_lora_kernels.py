@@ -112,6 +112,16 @@ def test_long_segments_of_a_prefill_equal_the_reference(
     check_all(lora_case(segments, ranks, 200, SPANS, dtype, tile_rows=PREFILL_TILE_ROWS))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_wide_slices_of_a_prefill_equal_the_reference(dtype: torch.dtype) -> None:
+    """More columns than B is held for at a time, and than a program has, below and above so many
+    ranks; the first adapter has a constant."""
+    spans = ((0, 600), (600, 272), (872, 16))
+    segments = [(0, 35, 0), (35, 20, 1)]
+    ranks = ((70, 40, 17), (20, 70, 64))
+    check_all(lora_case(segments, ranks, 64, spans, dtype, tile_rows=PREFILL_TILE_ROWS))
+
+
 def test_inputs_longer_than_one_partial_sum_equal_the_reference() -> None:
     case = lora_case([(0, 1, 0), (1, 3, 1)], MIXED_RANKS, 2100, SPANS, torch.float32)
     assert case.empty_u().shape[0] == 3

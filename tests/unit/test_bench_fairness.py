@@ -20,6 +20,9 @@ from benchmarks.fairness.sim import (
     wait_bound_steps,
 )
 from benchmarks.fairness.turns import SimClock, SimRunner
+from benchmarks.shared.trace import slora
+from engine_svc.core.engine import EngineCore
+from engine_svc.core.report import StepReport
 from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
     SamplingParams,
@@ -185,6 +188,27 @@ def test_a_served_load_ends_whichever_way_turns_do_and_short_ones_answer_sooner(
     assert {len(one.ttft_s) for one in found.values()} == {len(found[waits.FIRST].whole_s)}
     assert found[waits.FIRST].ttft_s[-1] < found[waits.LONG].ttft_s[-1]
     assert all(one.finished_per_s > 0 and one.again == 0 for one in found.values())
+
+
+def test_what_a_served_load_computes_again_is_all_that_it_computes_beyond_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts of many chunks, and pages for few sequences."""
+    step, tokens = EngineCore.step, [0]
+
+    def counted(core: EngineCore) -> StepReport:
+        report = step(core)
+        tokens[0] += report.num_tokens if report.step >= 0 else 0
+        return report
+
+    monkeypatch.setattr(EngineCore, "step", counted)
+    load = waits.Load(
+        rate=30.0, seconds=1.0, adapters=60, places=4, seats=32, step_tokens=48, pages=500
+    )
+    found = waits.run(load, waits.WAYS[waits.FIRST])
+    requests = slora([str(n) for n in range(60)], load.rate, load.seconds, waits.SEED)
+    once = sum(one.prompt_tokens + one.output_tokens - 1 for one in requests)
+    assert found.again == tokens[0] - once > 0
 
 
 def test_the_served_load_costs_what_steps_were_measured_to_cost() -> None:

@@ -81,6 +81,7 @@ def test_a_full_queue_refuses_with_a_hint_when_to_come_back() -> None:
         ({"max_queue_wait_s": float("inf")}, "max_queue_wait_s is inf"),
         ({"policy": "lifo"}, "policy is 'lifo'; must be one of fair, resident-first"),
         ({"context_tokens": 1}, "context_tokens is 1; must be at least 2"),
+        ({"turn_steps": -1}, "turn_steps is -1; must be at least 0"),
         ({"closing_steps": -1}, "closing_steps is -1; must be at least 0"),
         ({"run_ahead": 2}, "run_ahead is 2; must be 0 or 1"),
     ],

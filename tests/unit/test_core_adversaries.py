@@ -184,6 +184,30 @@ def test_service_follows_the_weights_of_tenants(run_ahead: int, weights: tuple[f
 
 
 @AHEAD
+@pytest.mark.parametrize("max_loras", [1, 2])
+@pytest.mark.parametrize(
+    ("turn_steps", "depth", "unit"), [(0, 7, 1.0), (10, 4, 1.0), (10, 4, 50.0)]
+)
+def test_service_follows_weights_where_steps_end_turns(
+    run_ahead: int, max_loras: int, turn_steps: int, depth: int, unit: float
+) -> None:
+    """As by default, where the quantum is more than short turns can use."""
+    world = busy_world(
+        max_loras=max_loras, run_ahead=run_ahead, turn_steps=turn_steps, turn_max_steps=60,
+        quantum=10**5, max_queue_wait_s=1e9,
+    )  # fmt: skip
+    world.core.set_shares({"light": unit, "heavy": 4.0 * unit}, {})
+    light, heavy = (
+        [Client(world, adapter(f"{tenant}{n}"), depth=depth, tenant=tenant) for n in range(3)]
+        for tenant in ("light", "heavy")
+    )
+    live(world, [*light, *heavy], 600)
+    ratio = sum(client.service for client in heavy) / sum(client.service for client in light)
+    # turn_max_steps alone leaves heavy turns no room to be longer, only light ones to be shorter
+    assert (3.7 if turn_steps else 2.2) < ratio < 4.3
+
+
+@AHEAD
 def test_a_light_tenant_waits_no_longer_for_its_weight(run_ahead: int) -> None:
     """The bound of waits holds whatever the weights: one request each half turn, here 42 in 200
     steps, where one part in 101 of the engine is 25."""

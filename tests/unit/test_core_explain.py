@@ -88,6 +88,16 @@ def test_the_picture_shows_turns_causes_and_weights() -> None:
     assert shown.step_s > 0
 
 
+@pytest.mark.parametrize(("pages", "steps"), [(64, 20), (11, 64)])
+def test_the_picture_shows_the_steps_after_which_a_turn_is_due_now(pages: int, steps: int) -> None:
+    at = World(limits(max_loras=1, num_pages=pages, turn_steps=20, turn_max_steps=64))
+    at.submit(31, A, max_tokens=4)
+    for _ in range(5):
+        at.step()
+    (turn,) = at.core.snapshot().turns
+    assert turn.max_steps == steps
+
+
 def test_the_bound_counts_the_places_that_have_seats_and_the_longest_copy() -> None:
     bounds: dict[tuple[int, int], float] = {}
     for copy_steps, choices in ((0, 1), (6, 1), (0, 2)):

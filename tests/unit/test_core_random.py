@@ -33,6 +33,7 @@ def tiny_world(chance: random.Random) -> World:
             page_size=chance.choice([1, 2, 4]),
             context_tokens=chance.choice([20, 60]),
             quantum=chance.choice([0, max(tokens, 2 * seats), 100]),
+            turn_steps=chance.choice([0, 1, 4]),
             turn_max_steps=chance.choice([1, 5, 30]),
             closing_steps=chance.choice([0, 2, 6]),
             min_chunk=min_chunk,
