@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from engine_svc.model.lora import KernelLora
 from engine_svc.types import NO_SLOT, SamplingParams
 from tests.support.coverage import BASES, COVERAGE, CoverageCase
+from tests.support.coverage_rows import write_row
 from tests.support.direct_runner import (
     WAY_OPTIONS,
     WAY_TOLERANCE,
@@ -22,14 +20,7 @@ from tests.support.direct_runner import (
     DirectRunner,
     SeatedSequence,
 )
-from tests.support.oracle import (
-    Comparison,
-    Oracle,
-    pack,
-    write_checkpoint,
-    write_fused_twin,
-    write_peft_adapter,
-)
+from tests.support.oracle import Comparison, Oracle, pack, write_checkpoint
 
 #: PEFT warns of options that it changes, and of the bias of a LoRA above a layer without one
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -82,35 +73,10 @@ def build(name: str, root: Path) -> Base:
     cases = [case for case in COVERAGE if case.base == name]
     base = Base(model_dir, cases, [], Oracle(model_dir), [])
     for index, case in enumerate(base.cases):
-        trained_on = write_fused_twin(model_dir, root / "fused") if case.fused else model_dir
-        folder = write_peft_adapter(trained_on, root / str(index), seed=index, **dict(case.config))
-        write_fields(folder, case.written)
-        rewrite_tensors(folder, folder, dtype=case.dtype)
-        served = root / f"{index} served"
-        shutil.copytree(folder, served)
-        rewrite_tensors(folder, served, keys=case.keys)
-        base.packed.append(pack(served, shapes.base, shapes.layout))
-        base.oracles.append(Oracle(trained_on, {ADAPTER: folder}))
+        row = write_row(case, model_dir, root, index)
+        base.packed.append(pack(row.served, shapes.base, shapes.layout))
+        base.oracles.append(Oracle(row.trained_on, {ADAPTER: row.folder}))
     return base
-
-
-def write_fields(folder: Path, fields: dict[str, Any]) -> None:
-    file = folder / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
-
-
-def rewrite_tensors(
-    source: Path, target: Path, *, dtype: str = "", keys: tuple[tuple[str, str], ...] = ()
-) -> None:
-    tensors = load_file(source / "adapter_model.safetensors")
-    found = {}
-    for name, tensor in tensors.items():
-        renamed = name
-        for old, new in keys:
-            renamed = renamed.replace(old, new)
-        assert not keys or renamed != name
-        found[renamed] = tensor.to(getattr(torch, dtype)) if dtype else tensor
-    save_file(found, target / "adapter_model.safetensors")
 
 
 def prompt(seat: int, length: int) -> list[int]:

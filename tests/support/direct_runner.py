@@ -210,6 +210,15 @@ class DirectRunner:
                 return
             self.run(work)
 
+    def follow(self, sequence: SeatedSequence, tokens: Sequence[int]) -> None:
+        """Alone in each step, sample these tokens whatever the logits say."""
+        num_bytes = -(-self.loaded.base.vocab_size // 8)
+        for token in tokens:
+            mask = (1 << token).to_bytes(num_bytes, "little")
+            work = [(sequence, len(sequence.tokens) - sequence.computed)]
+            self.run(work, late=LateInputs(((sequence.seat, mask),)))
+            assert sequence.outputs[-1] == token
+
     def release(self, sequence: SeatedSequence) -> None:
         """Preempt: give the pages back; the sequence will be opened again."""
         self.free.extend(sequence.pages)
