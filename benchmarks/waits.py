@@ -29,11 +29,13 @@ DEFAULTS = EngineSettings(model="any")
 BASE_MS = ((1, 4.62), (8, 4.80), (64, 6.17), (128, 7.86), (256, 11.68))
 ADAPTER_MS, PROMPT_TOKEN_MS = 0.0225, 0.025
 IDLE_S = 0.0005
+#: stands for the service of a usual request on each seat of a place
+USUAL = -1
 #: ways to end a turn: what differs from the defaults
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "as by default": {},
     "turns of up to 512 steps": {"turn_steps": 512, "closing_steps": 64},
-    "the same, least quantum": {"turn_steps": 512, "closing_steps": 64, "quantum": -1},
+    "a large quantum": {"quantum": USUAL},
     "at most 64 steps": {"turn_max_steps": 64},
     "places kept while needed": {"policy": "resident-first"},
 }
@@ -110,8 +112,8 @@ def limits_of(load: Load, way: Mapping[str, Any]) -> EngineLimits:
         max_wanted=wanted,
     )
     way = dict(way)
-    if way.get("quantum") == -1:
-        way["quantum"] = max(load.step_tokens, 2 * load.seats)
+    if way.get("quantum") == USUAL:
+        way["quantum"] = -(-load.seats // load.places) * (256 + 2 * 256)
     return replace(limits, **way)
 
 

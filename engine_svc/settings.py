@@ -110,8 +110,7 @@ class EngineSettings:
     page_size: int = _setting(0, "positions a page; 0: the smallest that fits", low=0, high=4096)
     quantum: int = _setting(
         AUTO, "service (tokens × their price) that ends a turn while others wait; auto: so much"
-        " that a request of 256 prompt and 256 generated tokens on each of a place's seats ends"
-        " inside one",
+        " that swaps cost at most 5 % of the steps",
         low=1, high=2**24, auto=True,
     )  # fmt: skip
     policy: str = _setting(

@@ -9,8 +9,8 @@ from engine_svc.types import EngineLimits
 
 #: steps of a place between two adapters: one in which it has ended, one that binds the next slot
 SWAP_STEPS = 2
-#: tokens of a usual request, whose service should not end a turn; swaps are rare beside it
-USUAL_PROMPT, USUAL_OUTPUT = 256, 256
+#: a turn lasts this many times longer than the swap behind it, so that swaps cost at most 5 %
+_TURN_PER_SWAP = 20
 POLICIES = ("fair", "resident-first")
 
 
@@ -87,13 +87,14 @@ def quantum_floor(limits: StepSize) -> int:
 
 
 def resolved_quantum(limits: EngineLimits) -> int:
-    """The configured quantum, or for 0 the service of a usual request on each seat of a place that
-    has its even part of them."""
+    """The configured quantum, or for 0 the least with which swaps cost at most 5 % of the steps of
+    a place that has its even part of the seats, all decoding. No more: adapters with many requests
+    reach it in few steps, those with one in hundreds, and only so they have the same service."""
     if limits.quantum:
         return limits.quantum
     seats = -(-limits.max_num_seqs // limits.max_loras)
-    usual = limits.prefill_price * USUAL_PROMPT + limits.decode_price * USUAL_OUTPUT
-    return max(quantum_floor(limits), math.ceil(seats * usual))
+    rare_swaps = _TURN_PER_SWAP * SWAP_STEPS * seats * limits.decode_price
+    return max(quantum_floor(limits), math.ceil(rare_swaps))
 
 
 def longest_turn(limits: EngineLimits) -> int:

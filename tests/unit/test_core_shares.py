@@ -114,6 +114,6 @@ def test_one_grant_of_every_b_goes_to_batch(every: int) -> None:
 def test_the_quantum_is_computed_from_seats_and_places_and_never_below_its_floor() -> None:
     roomy = limits(quantum=0, max_loras=2, max_num_seqs=8, max_num_batched_tokens=32)
     assert quantum_floor(roomy) == 32
-    assert resolved_quantum(roomy) == 4 * (256 + 2 * 256)
+    assert resolved_quantum(roomy) == 20 * 2 * 4 * 2
     check_limits(roomy)
     assert resolved_quantum(limits(quantum=77)) == 77
