@@ -23,7 +23,7 @@ from kernels.lora_launch import (
     num_programs,
     overlaps,
 )
-from kernels.lora_prefill_triton import launch_prefill_delta
+from kernels.lora_prefill_delta_triton import launch_prefill_delta
 from kernels.lora_tables import (
     OFFSET_UNIT,
     PREFILL_TILE_ROWS,

@@ -15,7 +15,7 @@ from kernels.lora_launch import (
     num_programs,
     overlaps,
 )
-from kernels.lora_prefill_triton import launch_prefill_shrink
+from kernels.lora_prefill_shrink_triton import launch_prefill_shrink
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, SegmentPlan, SiteTable
 from kernels.lora_tuning import ShrinkTuning, shrink_tuning
 from kernels.lora_work import kept, shrink_tile_at

@@ -18,7 +18,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import lora_add_triton, lora_delta_triton, lora_prefill_triton, lora_shrink_triton
+from kernels import (
+    lora_add_triton,
+    lora_delta_triton,
+    lora_prefill_delta_triton,
+    lora_prefill_shrink_triton,
+    lora_shrink_triton,
+)
 from kernels.lora_tables import OFFSET_UNIT, PREFILL_TILE_ROWS, RANK_BLOCK, TILE_ROWS
 from kernels.lora_tuning import DeltaTuning, ShrinkTuning, delta_tuning, num_splits, shrink_tuning
 
@@ -64,7 +70,7 @@ def shrink(dtype: str, architecture: int, in_features: int, tile_rows: int) -> N
         "TILE_ROWS": tile_rows,
         **BLOCKS,
     }
-    kernel = lora_prefill_triton.prefill_shrink_kernel
+    kernel = lora_prefill_shrink_triton.prefill_shrink_kernel
     if tile_rows == TILE_ROWS:
         kernel = lora_shrink_triton.shrink_kernel
         constants |= {
@@ -89,7 +95,7 @@ def delta(dtype: str, architecture: int, in_features: int, tile_rows: int) -> No
         "ALIGNED": True,
         **BLOCKS,
     }
-    kernel = lora_prefill_triton.prefill_delta_kernel
+    kernel = lora_prefill_delta_triton.prefill_delta_kernel
     if tile_rows == TILE_ROWS:
         kernel = lora_delta_triton.delta_kernel
         constants |= {
@@ -102,8 +108,8 @@ def delta(dtype: str, architecture: int, in_features: int, tile_rows: int) -> No
         constants |= {
             "DOT_ROWS": tuning.dot_rows,
             "WIDE_RANKS": lora_delta_triton.WIDE_RANKS,
-            "HELD_RANKS": lora_prefill_triton.HELD_RANKS,
-            "HELD_N": lora_prefill_triton.held_columns(tuning, ITEM_BYTES[dtype]),
+            "HELD_RANKS": lora_prefill_delta_triton.HELD_RANKS,
+            "HELD_N": lora_prefill_delta_triton.held_columns(tuning, ITEM_BYTES[dtype]),
             "STAGES": tuning.num_stages,
         }
     report(kernel, dtype, architecture, constants, options_of(tuning))
