@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.fairness.policy import Job
-from benchmarks.fairness.turns import ARENA_PAGES, PAGE_BYTES, PAGE_SIZE, SLOTS_A_PLACE, Turns
+from benchmarks.fairness import turns
+from benchmarks.fairness.policy import Job, Shape
 from benchmarks.shared.harness import PARTIAL, RESULTS, Recorder, quantile
 from benchmarks.shared.trace import slora
-from engine_svc.core.limits import adapters_ahead
 from engine_svc.settings import EngineSettings
 from engine_svc.types import EngineLimits, RequestEnded, SequenceOutput
 
@@ -28,7 +27,6 @@ DEFAULTS = EngineSettings(model="any")
 #: (sequences, ms of a step of the base), and for each adapter; 8B shape in bf16 on an H200
 BASE_MS = ((1, 4.62), (8, 4.80), (64, 6.17), (128, 7.86), (256, 11.68))
 ADAPTER_MS, PROMPT_TOKEN_MS = 0.0225, 0.025
-IDLE_S = 0.0005
 #: stands for the service of a usual request on each seat of a place
 USUAL = -1
 #: ways to end a turn: what differs from the defaults
@@ -92,24 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def limits_of(load: Load, way: Mapping[str, Any]) -> EngineLimits:
-    prefetched, wanted = adapters_ahead(load.places)
-    limits = EngineLimits(
-        max_loras=load.places,
-        max_num_seqs=load.seats,
-        max_num_batched_tokens=load.step_tokens,
+    shape = Shape(load.places, load.seats, load.step_tokens)
+    limits = replace(
+        turns.limits_of(shape, quantum=0, turn_max_steps=DEFAULTS.turn_max_steps),
         num_pages=load.pages,
-        page_size=PAGE_SIZE,
-        page_bytes=PAGE_BYTES,
-        num_slots=SLOTS_A_PLACE * load.places,
         context_tokens=2048,
-        max_queued_tokens=1 << 30,
-        max_queue_wait_s=1e9,
         turn_steps=DEFAULTS.turn_steps,
-        turn_max_steps=DEFAULTS.turn_max_steps,
         closing_steps=DEFAULTS.closing_steps,
-        prefix_cache=False,
-        prefetch_adapters=prefetched,
-        max_wanted=wanted,
     )
     way = dict(way)
     if way.get("quantum") == USUAL:
@@ -119,7 +106,7 @@ def limits_of(load: Load, way: Mapping[str, Any]) -> EngineLimits:
 
 def run(load: Load, way: Mapping[str, Any]) -> Found:
     """One load to its end. Raises: RuntimeError: a request failed."""
-    turns = Turns(limits_of(load, way), cost=step_s)
+    policy = turns.Turns(limits_of(load, way), cost=step_s)
     names = [str(index) for index in range(load.adapters)]
     requests = slora(names, load.rate, load.seconds, SEED)
     jobs = [
@@ -129,27 +116,27 @@ def run(load: Load, way: Mapping[str, Any]) -> Found:
     ended: dict[int, float] = {}
     sent = 0
     while len(ended) < len(jobs):
-        while sent < len(jobs) and requests[sent].time <= turns.clock.now():
-            turns.submit(jobs[sent])
+        while sent < len(jobs) and requests[sent].time <= policy.clock.now():
+            policy.submit(jobs[sent])
             sent += 1
-        report = turns.core.step()
+        report = policy.core.step()
         if report.step < 0:
-            turns.clock.now_s += IDLE_S
-        now = turns.clock.now()
-        for item in turns.core.take_outputs():
+            policy.clock.now_s += turns.IDLE_S
+        now = policy.clock.now()
+        for item in policy.core.take_outputs():
             if isinstance(item, SequenceOutput):
                 first.setdefault(int(item.request_id), now)
             elif isinstance(item, RequestEnded):
                 if item.failure is not None:
                     raise RuntimeError(f"request {item.request_id}: {item.failure.message}")
                 ended[int(item.request_id)] = now
-                turns.runner.forget(int(item.request_id))
+                policy.runner.forget(int(item.request_id))
     return Found(
         len(jobs) / max(ended.values()),
         sorted(first[n] - requests[n].time for n in first),
         sorted(1e3 * (ended[n] - first[n]) / max(1, jobs[n].output - 1) for n in ended),
         sorted(ended[n] - requests[n].time for n in ended),
-        turns.runner.num_again,
+        policy.runner.num_again,
     )
 
 
@@ -165,7 +152,7 @@ def step_s(batch: int, adapters: int, prompt_tokens: int) -> float:
 
 
 def _default_load() -> Load:
-    return Load(40.0, 20.0, 1000, 32, 256, 1024, ARENA_PAGES - 10_000)
+    return Load(40.0, 20.0, 1000, 32, 256, 1024, turns.ARENA_PAGES - 10_000)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -13,9 +13,9 @@ from kernels.lora_tuning import DeltaTuning, ShrinkTuning, delta_tuning, num_spl
 
 #: of a site's branch beside its GEMM: which goes first where both could start
 SOONER, SAME, LATER = -1, 0, 1
-#: launches of a site: the pair on a branch, then the GEMM; the GEMM, then the pair on a branch;
-#: the shrink, then the delta on a branch, then the GEMM; the GEMM, then the pair behind it
-ORDERS = ("branch", "GEMM", "shrink", "after")
+#: launches of a site: the pair on a branch, then the GEMM; the GEMM, then the pair on a branch; the
+#: GEMM, then the pair behind it
+ORDERS = ("branch", "GEMM", "after")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,14 +93,10 @@ class Layers:
 
     def ahead(self, layer: int, site: int, tuning: SiteTuning) -> None:
         """What is launched before the GEMM."""
-        if tuning.order == "shrink":
-            self.shrink(layer, site)
         self.clock.mark()
-        if tuning.order in ("branch", "shrink"):
+        if tuning.order == "branch":
             with self.clock.beside(tuning.priority):
-                if tuning.order == "branch":
-                    self.shrink(layer, site)
-                self.expand(layer, site)
+                self.pair(layer, site)
 
     def pair(self, layer: int, site: int) -> None:
         self.shrink(layer, site)

@@ -14,7 +14,6 @@ from kernels.lora_tuning import delta_tuning, shrink_tuning
 CALLS = {
     "branch": ["shrink", "expand", "gemm"],
     "GEMM": ["gemm", "shrink", "expand"],
-    "shrink": ["shrink", "expand", "gemm"],
     "after": ["gemm", "shrink", "expand"],
 }
 

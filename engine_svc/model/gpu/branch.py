@@ -41,14 +41,11 @@ class Branch:
             shrink()
             expand()
             return
-        if tuning.order == "shrink":
-            shrink()
         self.mark()
         if tuning.order == "GEMM":
             self._gemm(tuning, gemm)
         with self.beside(tuning.priority):
-            if tuning.order != "shrink":
-                shrink()
+            shrink()
             expand()
         if tuning.order != "GEMM":
             self._gemm(tuning, gemm)
