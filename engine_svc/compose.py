@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine_svc.adapters.folder_weights import FolderWeights
@@ -26,6 +26,7 @@ from engine_svc.frontend.inputs import PromptReader
 from engine_svc.frontend.models import Models
 from engine_svc.frontend.observer import Observers
 from engine_svc.frontend.text.model_text import ModelText
+from engine_svc.host_memory import bytes_for_folders
 from engine_svc.layout import DTYPE_BYTES
 from engine_svc.messages import CoreHello
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model
@@ -263,6 +264,9 @@ def open_local_engine(
         folder, settings.base_model_name, aliases, dummy_weights=is_dummy
     )
     text = ModelText.load(folder, settings.max_model_len)
+    settings = replace(
+        settings, host_cache_bytes=bytes_for_folders(settings.host_cache_bytes, adapters)
+    )
     region = HostRegion.create(scratch / "host_region", settings.host_cache_bytes)
     model = load_engine_model(settings, region.path)
     weights = FolderWeights(facts, model.layout, region)

@@ -84,8 +84,10 @@ class EngineSettings:
         0.9, "share of GPU memory to use when arena_bytes is 0", low=0.05, high=1.0
     )
     host_cache_bytes: int = _setting(
-        256 * 2**20, "packed adapters kept in host memory", size=True, low=2**20, high=2**44
-    )
+        AUTO, "packed adapters kept in host memory, taken (and page-locked) at the start on a GPU,"
+        " on use on a CPU; auto: an eighth of the machine's or container's memory, at most 8GiB",
+        size=True, low=2**20, high=2**44, auto=True,
+    )  # fmt: skip
     max_cpu_loras: int = _setting(0, "adapters kept in host memory; 0: by bytes", low=0, high=2**20)
     disk_cache_dir: str = _setting(
         ".loraplex/engine/disk_cache", "folder of the disk cache of adapters", not_empty=True

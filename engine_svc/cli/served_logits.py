@@ -11,6 +11,7 @@ import torch
 from engine_svc.adapters.folder_weights import FolderWeights
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.compose import load_engine_model
+from engine_svc.host_memory import bytes_for_folders
 from engine_svc.settings import EngineSettings, step_tokens
 from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (
@@ -42,7 +43,8 @@ class ServedLogits:
         *,
         base_model_confirmed: bool,
     ) -> None:
-        region = HostRegion.create(scratch / "host_region", settings.host_cache_bytes)
+        num_bytes = bytes_for_folders(settings.host_cache_bytes, [adapter])
+        region = HostRegion.create(scratch / "host_region", num_bytes)
         self._model = load_engine_model(settings, region.path)
         self._chunk = step_tokens(settings, self._model.device)
         weights = FolderWeights(facts, self._model.layout, region)

@@ -108,6 +108,7 @@ def load_model(model_dir: Path, options: ModelOptions) -> LoadedModel:
         host_region = Path(options.host_region_path)
         completion = Completion(weights, arena, layout)
         slot_writer = ArenaSlotWriter(arena, layout, host_region, options.max_lora_rank, completion)
+        slot_writer.lock_early()
         runner: ModelRunner | GpuRunner
         if workspace is None:
             runner = _eager_runner(

@@ -100,12 +100,19 @@ class ArenaSlotWriter:
             ended.append(self._ended.get())
         return tuple(ended)
 
-    def warm_up(self) -> None:
-        """Page-lock the region before serving, if it is there already; else the first load does.
-        Take the memory that completing an adapter needs; writes the arena's first pages."""
+    def lock_early(self) -> None:
+        """On a GPU, begin to page-lock the region beside what else a start does, if it is there
+        already."""
         if self._loads is not None:
             with suppress(OSError, ValueError):
                 self._region.open()
+
+    def warm_up(self) -> None:
+        """Take the memory that completing an adapter needs; writes the arena's first pages. The
+        region is page-locked when this returns, if it was there for `lock_early`; else the first
+        load locks it."""
+        if self._loads is not None:
+            self._loads.wait_for_lock()
             ready: Future[None] = Future()
             self._begin()
             self._jobs.put(ready)

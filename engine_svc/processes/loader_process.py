@@ -56,6 +56,8 @@ class _LoaderProcess:
         self._child = child
         boot = self._boot = child.boot
         settings = boot.settings
+        # first: a core on a GPU page-locks it while it warms up
+        self._region = HostRegion.create(Path(boot.host_region_path), settings.host_cache_bytes)
         cache_dir = _writable(Path(settings.disk_cache_dir))
         self._base, _, weights_digest = read_base_folder(
             find_base_folder(settings.model),
@@ -70,7 +72,6 @@ class _LoaderProcess:
         self._staleness = Staleness(settings.max_registry_staleness, self._stale)
         self._metrics = LoadMetrics(settings.max_adapter_series)
         self._disk = DiskCache(cache_dir, settings.disk_cache_bytes)
-        self._region = HostRegion.create(Path(boot.host_region_path), settings.host_cache_bytes)
         self._loader: Loader | None = None
         self._answered = threading.Event()
         #: of wants that have no answer yet

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from engine_svc.host_memory import host_cache_bytes
 from engine_svc.log import Log
 from engine_svc.messages import (
     Boot,
@@ -87,7 +88,9 @@ class Supervisor:
     # ---- start
 
     def _start(self, folder: run_folder.RunFolder, socket_dir: str) -> None:
-        settings = self._settings
+        settings = dataclasses.replace(
+            self._settings, host_cache_bytes=host_cache_bytes(self._settings.host_cache_bytes)
+        )
         host_port = split_address("", self._address)[1]
         boot = Boot(
             settings=settings,

@@ -3,6 +3,8 @@ device that is as late as it may be."""
 
 from __future__ import annotations
 
+import mmap
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -88,3 +90,33 @@ def test_images_reach_their_pages_with_and_without_a_page_locked_region(is_locke
     assert LateEvent.waits == (0 if is_locked else 5)
     loads.finish()
     assert LateEvent.waits == (1 if is_locked else 6)
+
+
+def test_a_region_is_page_locked_beside_other_work_and_the_first_copy_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads, _, images = loads_of(2)
+    may_end = threading.Event()
+    calls: list[int] = []
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            may_end.wait(10)
+            calls.append(size)
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> int:
+            calls.append(-1)
+            return 0
+
+    monkeypatch.setattr(page_loads, "_runtime", Runtime)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    region = mmap.mmap(-1, 8192)
+    loads.lock(region)
+    assert not calls
+    threading.Timer(0.05, may_end.set).start()
+    loads.write([0, 1], images)
+    assert calls == [8192]
+    assert loads.wait_for_lock()
+    loads.unlock()
+    assert calls == [8192, -1]

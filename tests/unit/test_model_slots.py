@@ -128,7 +128,11 @@ class FakeLoads:
         self.events.append(f"reserved on {threading.current_thread().name}")
 
     def lock(self, region: object) -> None:
+        self.events.append("lock begun")
+
+    def wait_for_lock(self) -> bool:
         self.events.append("locked")
+        return True
 
     def write(self, page_ids: Sequence[int], images: object) -> None:
         self.events.append("copies started")
@@ -168,8 +172,15 @@ def test_before_serving_the_thread_that_loads_rehearses_and_its_failure_stops_th
             raise MemoryError
 
     monkeypatch.setattr(bench.writer._completion, "rehearse", rehearse)
+    bench.writer.lock_early()
     bench.writer.warm_up()
-    once = ["locked", "reserved on slot-writer", "rehearsed on slot-writer", "copies done"]
+    once = [
+        "lock begun",
+        "locked",
+        "reserved on slot-writer",
+        "rehearsed on slot-writer",
+        "copies done",
+    ]
     assert loads.events == once
     loads.events.append("locked")
     with pytest.raises(MemoryError):

@@ -55,7 +55,7 @@ def test_address_variable_of_clients_is_not_an_error() -> None:
         (["--dtype", "int8"], "--dtype is 'int8'; must be one of auto, float32"),
         (["--drain-seconds", "nan"], "--drain-seconds is 'nan'; must be a number from 0"),
         (["--enable-prefix-caching", "maybe"], "'maybe'; must be true or false"),
-        (["--host-cache-bytes", "1"], "--host-cache-bytes is '1'; must be a whole number"),
+        (["--host-cache-bytes", "1"], "--host-cache-bytes is '1'; must be auto, or a whole"),
         (["--listen", "50052"], "--listen is '50052'; must be host:port"),
         (["--listen", "0.0.0.0:1"], "must be a loopback address while --auth is none"),
         (["--blob-store", "/tmp"], "--blob-store is '/tmp'; must be file:///dir or s3://"),

@@ -36,6 +36,7 @@ class PageLoads:
         #: blocking: the thread sleeps, the core's loop keeps its processor
         self._done = new_event(blocking=True)
         self._locked = False
+        self._locking: Callable[[], None] = lambda: None
         self._unlock: Callable[[], object] = lambda: None
         shape = (_BOUNCE_PAGES, arena.page_bytes)
         self._bounce = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
@@ -43,6 +44,7 @@ class PageLoads:
 
     def unlock(self) -> None:
         """The region is not read any more."""
+        self._locking()
         self._locked = False
         self._unlock()
 
@@ -62,9 +64,9 @@ class PageLoads:
     def stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
 
-    def lock(self, region: mmap.mmap) -> bool:
-        """Page-lock the whole mapping, so that copies read it directly. False: they go through
-        page-locked pages of our own instead."""
+    def lock(self, region: mmap.mmap) -> None:
+        """Begin to page-lock the whole mapping, so that copies read it directly; the first `write`
+        waits for it. If that fails copies go through page-locked pages of our own instead."""
         address = np.frombuffer(region, np.uint8).ctypes.data
         found: list[int] = []
 
@@ -75,25 +77,35 @@ class PageLoads:
         # a thread of its own: a refusal stays its last error, not that of launches
         thread = threading.Thread(target=register, name="host-register")
         thread.start()
-        thread.join()
-        self._locked = found == [0]
-        if self._locked:
-            # before the mapping goes: addresses that CUDA takes for locked must not be used anew
-            unlock = weakref.finalize(self, _unregister, address, region)
-            unlock.atexit = False
-            self._unlock = unlock
-        else:
+
+        def wait() -> None:
+            thread.join()
+            self._locking = lambda: None
+            self._locked = found == [0]
+            if self._locked:
+                # before the mapping goes: what CUDA takes for locked must not be mapped anew
+                unlock = weakref.finalize(self, _unregister, address, region)
+                unlock.atexit = False
+                self._unlock = unlock
+                return
             log.warning(
                 "host_region.not_page_locked",
                 extra={"num_bytes": len(region), "cuda_error": found[0] if found else -1},
             )
+
+        self._locking = wait
+
+    def wait_for_lock(self) -> bool:
+        """Whether copies read the region directly."""
+        self._locking()
         return self._locked
 
     def write(self, page_ids: Sequence[int], images: Image) -> None:
         """Start copying images [pages · page_bytes] into pages; `finish` waits."""
         size = self._arena.page_bytes
+        is_locked = self.wait_for_lock()
         with self.stream():
-            if self._locked:
+            if is_locked:
                 for at, first, count in _runs(page_ids):
                     source = torch.from_numpy(images[at * size : (at + count) * size])
                     target = self._arena.bytes[first * size : (first + count) * size]
