@@ -109,8 +109,7 @@ class SegmentPlan:
 
     Args:
         segments: (first_row, num_rows, slot) of the live adapters; rows of the base are in none.
-        tiles: [capacity, 3] int32: (slot, first_row, num_rows ≤ tile_rows); the work list, slots of
-            most rank blocks first.
+        tiles: [capacity, 3] int32: (slot, first_row, num_rows ≤ tile_rows); the work list.
         num_tiles: [1] int32; tiles at and after this index are not work. The length is read on the
             device, so a grid does not depend on it.
         shrink_tiles: [capacity, 4] int32: (slot, first_row, num_rows, rank block), the tiles once
@@ -149,8 +148,6 @@ def plan_segments(
         for first, rows, slot in live
         for done in range(0, rows, tile_rows)
     ]
-    # work of many ranks first: what begins last should be short
-    work.sort(key=lambda tile: -rank_blocks[tile[0]])
     shrinks = [(*tile, block) for tile in work for block in range(rank_blocks[tile[0]])]
     most = max(1, *rank_blocks) if len(rank_blocks) else 1
     return SegmentPlan(

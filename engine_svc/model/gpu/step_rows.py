@@ -148,17 +148,13 @@ def _fill_prefills(
 
 def _fill_lora(staged: dict[str, Array], live: Ints, size: int, rank_blocks: Ints) -> None:
     segment, begin, rows = _cut(live[:, 1], size)
-    blocks = rank_blocks[live[segment, 2]]
-    # work of many ranks first: what begins last should be short
-    order = np.argsort(-blocks, kind="stable")
-    segment, begin, rows, blocks = segment[order], begin[order], rows[order], blocks[order]
     slot, n = live[segment, 2], len(segment)
     tiles = staged["tiles"][:n]
     tiles[:, 0] = slot
     tiles[:, 1] = live[segment, 0] + begin
     tiles[:, 2] = rows
     staged["num_tiles"][0] = n
-    tile, block, _ = _cut(blocks, 1)
+    tile, block, _ = _cut(rank_blocks[slot], 1)
     shrinks = staged["shrink_tiles"][: len(tile)]
     shrinks[:, :3] = tiles[tile]
     shrinks[:, 3] = block
