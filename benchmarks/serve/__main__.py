@@ -1,8 +1,9 @@
 """`make bench-serve`: open-loop traces through gRPC, on our own stack or against any server.
 
 Without --target: a registry with a thousand adapters and an engine of the 8B shape with random
-weights are started, and three things measured: a start with shards in the page cache, what gRPC and
-two frontends leave of the core's throughput, and a load of many adapters on few places. With
+weights are started, and measured: a start with shards in the page cache, what gRPC and two
+frontends leave of the core's throughput, a load of many adapters on few places and on as many as
+seats, and Punica's load by the popularity of adapters. With
 --target one trace is sent to a server that runs already: host:port is one of our engines,
 http://host:port any with OpenAI's completions. docs/compare.md shows how to compare
 servers with it.

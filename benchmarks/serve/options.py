@@ -8,7 +8,10 @@ from pathlib import Path
 
 from benchmarks.shared.trace import POPULARITIES
 
-START, EFFICIENCY, MANY = PARTS = ("start", "efficiency", "many")
+#: the last two on an engine that has as many places as seats, which is its default on a GPU
+START, EFFICIENCY, MANY, PLACES, PUNICA = PARTS = (
+    "start", "efficiency", "many", "places", "punica",
+)  # fmt: skip
 SEED = 20261129
 
 
@@ -23,8 +26,13 @@ def read_options(argv: Sequence[str] | None, description: str) -> argparse.Names
     add("--write-trace", type=Path, help="keep what was sent, for another server")
     add("--adapters", type=int, default=0, help="default 100, on our own stack 1000")
     add("--adapter-name", default="adapter-{index:04d}", help="names at the target")
-    add("--rate", type=float, default=0.0, help="requests a second; default 5, on ours 40")
-    add("--seconds", type=float, default=0.0, help="of arrivals; default 20")
+    add(
+        "--rate",
+        type=float,
+        default=0.0,
+        help="requests a second; default 5, on ours 40 (punica 10)",
+    )
+    add("--seconds", type=float, default=0.0, help="of arrivals; default 20 (punica on ours 5)")
     add("--cut", type=float, default=0.0, help="end of the measurement; default 60 s after, 40 s")
     add("--context-tokens", type=int, default=2048, help="the target's limit; default 2048")
     add("--vocab-size", type=int, default=32000, help="prompts' token ids are below; default 32000")

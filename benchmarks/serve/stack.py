@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,15 +98,21 @@ class BenchStack:
         self._files().put_weights((self.stack.folder / "blobs").as_uri())
         self.stack.start_registry(*LOOPBACK)
 
-    def start_engine(self, *args: str) -> tuple[Target, float]:
-        """Returns: where it serves, and the seconds from its start to SERVING."""
+    @contextlib.contextmanager
+    def engine(self, *args: str) -> Iterator[tuple[Target, float]]:
+        """One that ends with the context: where it serves, and the seconds from its start to
+        SERVING."""
         began = time.monotonic()
         engine: Service = self.stack.start_engine(
             "--model", str(self.model), *self._serving.engine_args(), *args
         )
         address = engine.address()
         took_s = time.monotonic() - began
-        return Target(address, BASE_NAME, int(self._serving.config["vocab_size"])), took_s
+        try:
+            yield Target(address, BASE_NAME, int(self._serving.config["vocab_size"])), took_s
+        finally:
+            engine.terminate()
+            engine.wait()
 
     def _files(self) -> FleetFiles:
         serving = self._serving
