@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine_svc.model.gpu.buckets import FEW_ROWS
 from engine_svc.model.gpu.site_deltas import lora_tile_rows
-from engine_svc.model.gpu.stepper import FEW_ROWS
 from kernels.lora_tables import (
     OFFSET_UNIT,
     RANK_BLOCK,

@@ -214,9 +214,8 @@ class _LoaderProcess:
 
 
 def _fetch_threads() -> int:
-    """Reading, hashing and packing let go of the interpreter: two threads, or a quarter of the
-    cores."""
-    return max(_MIN_FETCHES, min(_MAX_FETCHES, len(os.sched_getaffinity(0)) // 4))
+    """Reading, hashing and packing let go of the interpreter: two threads, or half of the cores."""
+    return max(_MIN_FETCHES, min(_MAX_FETCHES, len(os.sched_getaffinity(0)) // 2))
 
 
 def _weights_note(load_format: str) -> str:

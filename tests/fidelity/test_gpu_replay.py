@@ -81,9 +81,10 @@ def test_every_bucket_is_captured_and_decodes_without_adapters_too(run: DirectRu
     steps = found._stepper
     if not steps.num_graphs:
         pytest.skip("it has no graphs")
-    assert steps.num_graphs == 2 * len(steps.decode_buckets) + len(steps.mixed_buckets)
     assert steps.decode_buckets == (1, 2, 4, 8, 12)
     assert steps.mixed_buckets == (128, 256, 384, 512, 640)
+    assert steps.long_buckets == (640,)
+    assert steps.num_graphs == 2 * 5 + 5 + 1
 
 
 def test_replays_follow_adapters_prompts_and_pages_as_they_change(
@@ -142,7 +143,7 @@ def test_a_step_with_more_prompts_than_a_captured_one_takes_is_launched(
 
 
 @pytest.mark.parametrize("short", [True, False])
-def test_many_rows_are_replayed_where_their_work_items_are_those_of_the_capture(
+def test_many_rows_are_replayed_with_short_and_with_long_work_items(
     run: DirectRunner,
     model: tuple[Path, dict[str, Path]],
     monkeypatch: pytest.MonkeyPatch,
@@ -160,7 +161,8 @@ def test_many_rows_are_replayed_where_their_work_items_are_those_of_the_capture(
     before = _replays(graphs)
     run.run([(one, len(one.prompt)) for one in everyone])
     if isinstance(graphs, FakeGraphs):
-        assert _replays(graphs) - before == int(short)
+        (key,) = graphs.replayed[before:]
+        assert (key.rows, key.long_items) == (640, not short)
     comparison = Comparison()
     for one in everyone:
         path = None if one.slot == NO_SLOT else list(adapters.values())[one.slot]

@@ -16,6 +16,7 @@ from engine_svc.model.gpu.buckets import (
     MAX_CAPTURES,
     bucket_of,
     decode_buckets,
+    long_buckets,
     mixed_buckets,
     padded_rows,
 )
@@ -44,12 +45,25 @@ def test_buckets_hold_every_number_of_sequences_within_the_limit_of_captures(seq
     assert list(decodes) == sorted(set(decodes))
     assert decodes[-1] == seqs
     mixed = mixed_buckets(decodes, 8192)
-    assert 2 * len(decodes) + len(mixed) <= MAX_CAPTURES
+    long = long_buckets(decodes, mixed)
+    assert 2 * len(decodes) + len(mixed) + len(long) <= MAX_CAPTURES
+    assert set(long) <= set(mixed)
     for rows in range(1, seqs + 1):
         bucket = bucket_of(decodes, rows)
         assert bucket is not None
         assert rows <= bucket <= 2 * rows
     assert bucket_of(decodes, seqs + 1) is None
+
+
+def test_the_largest_steps_with_prompts_are_captured_with_long_work_items_too() -> None:
+    def long(seqs: int, most: int) -> tuple[int, ...]:
+        decodes = decode_buckets(seqs)
+        return long_buckets(decodes, mixed_buckets(decodes, most))
+
+    assert long(64, 1024) == (640, 768, 896, 1024)
+    assert long(128, 1024) == (640, 768, 896, 1024)
+    assert long(192, 1024) == (896, 1024)
+    assert long(256, 1024) == long(64, 512) == ()
 
 
 @pytest.mark.parametrize("most", [17, 512, 1000, 8192])
@@ -163,15 +177,11 @@ def test_work_lists_hold_every_step_of_one_adapter_or_many(seqs: int, num_slots:
         for rows in {1, *(min(most, n) for n in (512, 513, 2048, 2049)), most}:
             segments = min(rows, num_slots)
             counts = np.array([rows - segments + 1] + [1] * (segments - 1))
-            launched, captured = (
-                int((-(-counts // size)).sum())
-                for size in (
-                    lora_tile_rows(rows, counts, np.ones_like(counts)),
-                    captured_tile_rows(rows),
-                )
-            )
-            assert launched <= sizes.lora_tiles
-            assert captured <= limits.captured_lora_tiles(rows) <= sizes.lora_tiles
+            launched = lora_tile_rows(rows, counts, np.ones_like(counts))
+            assert int((-(-counts // launched)).sum()) <= sizes.lora_tiles
+            for size in {captured_tile_rows(rows), PREFILL_TILE_ROWS}:
+                captured = int((-(-counts // size)).sum())
+                assert captured <= limits.captured_lora_tiles(rows, size) <= sizes.lora_tiles
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """Which launches a step needs. `rows`: padded."""
+    """Which launches a step needs. `rows`: padded; `long_items`: LoRA's, where steps of so many
+    rows usually have short ones."""
 
     rows: int
     has_prompts: bool
     with_lora: bool
+    long_items: bool = False
 
 
 class StepGraphs:

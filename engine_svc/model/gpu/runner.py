@@ -137,7 +137,7 @@ class GpuRunner:
     def capture(self, plan: StepPlan) -> None:
         """Make a graph of the trunk of steps like this one, which has run before."""
         with self._timeline.stream():
-            self._stepper.capture(self._stepper.stage(plan.chunks, to_capture=True))
+            self._stepper.capture(plan.chunks)
             self._timeline.wait()
 
     @torch.inference_mode()

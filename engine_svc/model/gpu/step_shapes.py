@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_svc.model.gpu.site_deltas import StepAdapters, captured_tile_rows, most_lora_tiles
+from engine_svc.model.gpu.site_deltas import StepAdapters, most_lora_tiles
 from engine_svc.model.gpu.step_inputs import InputSizes, StepInputs
 from engine_svc.model.gpu.step_rows import StepRows
 from engine_svc.model.gpu.trunk import TrunkStep
-from kernels.lora_tables import SegmentPlan
+from kernels.lora_tables import TILE_ROWS, SegmentPlan
 
 #: prompts in a captured step: a program without a tile takes its turn on the GPU all the same, two
 #: at a time on a multiprocessor
@@ -27,9 +27,9 @@ class StepLimits:
     rank_blocks: int
     prefill_rows: int
 
-    def captured_lora_tiles(self, rows: int) -> int:
+    def captured_lora_tiles(self, rows: int, tile_rows: int) -> int:
         """Of a captured step, of any adapters."""
-        return rows // captured_tile_rows(rows) + min(rows, self.num_slots)
+        return rows // tile_rows + min(rows, self.num_slots)
 
     def prefill_tiles(self, rows: int) -> int:
         return rows // self.prefill_rows + min(rows // 2, self.max_num_seqs)
@@ -53,10 +53,15 @@ class StepLimits:
 
 
 def trunk_step(
-    inputs: StepInputs, limits: StepLimits, padded: int, rows: StepRows | None, with_lora: bool
+    inputs: StepInputs,
+    limits: StepLimits,
+    padded: int,
+    rows: StepRows | None,
+    with_lora: bool,
+    tile_rows: int = TILE_ROWS,
 ) -> TrunkStep:
-    """Args: rows, of the step that runs; None: of any step with so many padded rows, as a capture
-    needs it."""
+    """Args: rows, of the step that runs; None: of any step with so many padded rows and LoRA work
+    items of `tile_rows`, as a capture needs it."""
     device = inputs.on_device
     has_prefills = inputs.sizes.prefill_tiles > 0
     if rows is None:
@@ -69,9 +74,10 @@ def trunk_step(
     adapters = None
     if with_lora:
         segments = () if rows is None else tuple(s for s in rows.segments if s[2] >= 0)
-        num_tiles = limits.captured_lora_tiles(padded) if rows is None else rows.num_lora_tiles
+        num_tiles = limits.captured_lora_tiles(padded, tile_rows)
+        if rows is not None:
+            num_tiles, tile_rows = rows.num_lora_tiles, rows.lora_tile_rows
         shrink_tiles = device["shrink_tiles"][: num_tiles * limits.rank_blocks]
-        tile_rows = captured_tile_rows(padded) if rows is None else rows.lora_tile_rows
         plan = SegmentPlan(
             segments,
             device["tiles"][:num_tiles],

@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.model.gpu.buckets import bucket_of, decode_buckets, mixed_buckets, padded_rows
+from engine_svc.model.gpu.buckets import (
+    bucket_of,
+    decode_buckets,
+    long_buckets,
+    mixed_buckets,
+    padded_rows,
+)
 from engine_svc.model.gpu.graphs import GraphKey, StepGraphs
 from engine_svc.model.gpu.page_table import PageTable
 from engine_svc.model.gpu.site_deltas import captured_tile_rows
@@ -18,9 +24,8 @@ from engine_svc.model.gpu.step_rows import StepRows, fill_rows
 from engine_svc.model.gpu.step_shapes import StepLimits, trunk_step
 from engine_svc.model.gpu.trunk import Trunk, TrunkStep
 from engine_svc.step_chunks import Chunks
+from kernels.lora_tables import PREFILL_TILE_ROWS
 
-#: padded rows up to which steps with prompts take short LoRA work items, whatever they hold
-FEW_ROWS = 512
 #: changes the embeddings of a step in place
 Amend = Callable[[TrunkStep, StepRows, torch.Tensor], None]
 
@@ -53,6 +58,7 @@ class Stepper:
         self._mixed = StepInputs(limits.mixed_sizes(), ring_depth, device)
         self.decode_buckets = decode_buckets(limits.max_num_seqs)
         self.mixed_buckets = mixed_buckets(self.decode_buckets, limits.max_rows)
+        self.long_buckets = long_buckets(self.decode_buckets, self.mixed_buckets)
         self._graphs = StepGraphs()
 
     @property
@@ -63,8 +69,12 @@ class Stepper:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def stage(self, chunks: Chunks, *, to_capture: bool = False) -> StagedStep:
-        """Send the inputs of a step; it must run before the next one is staged."""
+    def stage(self, chunks: Chunks, long_items: bool | None = None) -> StagedStep:
+        """Send the inputs of a step; it must run before the next one is staged.
+
+        Args: long_items, whether LoRA's work items are long, for a capture; None: as suits the
+        step, if its size is captured with both or not at all.
+        """
         num_rows = chunks.num_tokens
         has_prompts = num_rows > len(chunks) or num_rows > self._limits.max_num_seqs
         if has_prompts:
@@ -77,9 +87,10 @@ class Stepper:
             padded = bucket or num_rows
         assert num_rows <= padded, f"{num_rows} rows in a step, at most {self._limits.max_rows}"
         staged = inputs.acquire()
-        size = None
-        if to_capture or (bucket is not None and not (has_prompts and padded > FEW_ROWS)):
-            size = captured_tile_rows(padded)
+        usual = captured_tile_rows(padded)
+        size: int | None = PREFILL_TILE_ROWS if long_items else usual
+        if long_items is None and (bucket is None or (has_prompts and bucket in self.long_buckets)):
+            size = None
         prefill_rows = self._limits.prefill_rows
         rows = fill_rows(chunks, staged, padded, prefill_rows, size, self._rank_blocks)
         updates = self._page_table.updates(chunks)
@@ -92,7 +103,7 @@ class Stepper:
         inputs.send()
         # a step with prompts hides LoRA's empty launches: one graph serves it with and without
         with_lora = rows.num_lora_tiles > 0 or (has_prompts and bucket is not None)
-        key = GraphKey(padded, has_prompts, with_lora)
+        key = GraphKey(padded, has_prompts, with_lora, rows.lora_tile_rows > usual)
         return StagedStep(key, rows, inputs)
 
     def run(self, staged: StagedStep, amend: Amend | None = None) -> torch.Tensor:
@@ -109,15 +120,22 @@ class Stepper:
         return self._trunk.run(step, lambda embedded: amend(step, rows, embedded))
 
     def _fits(self, staged: StagedStep) -> bool:
-        """Whether a captured step of that key does what this one needs."""
-        key, rows = staged.key, staged.rows
-        prompts_fit = rows.num_prefill_tiles <= self._limits.captured_prefill_tiles(key.rows)
-        return prompts_fit and rows.lora_tile_rows in (0, captured_tile_rows(key.rows))
+        """Whether a captured step of that key has room for the prompts of this one."""
+        most = self._limits.captured_prefill_tiles(staged.key.rows)
+        return staged.rows.num_prefill_tiles <= most
 
-    def capture(self, staged: StagedStep) -> None:
-        """Record the launches of steps like this one, staged to be captured, which has run
-        before."""
+    def capture(self, chunks: Chunks) -> None:
+        """Record the launches of steps like this one, with every size of work items that they
+        may take."""
+        key = self._capture(chunks, False)
+        if key.has_prompts and key.rows in self.long_buckets:
+            self._capture(chunks, True)
+
+    def _capture(self, chunks: Chunks, long_items: bool) -> GraphKey:
+        staged = self.stage(chunks, long_items)
         key = staged.key
-        step = trunk_step(staged.inputs, self._limits, key.rows, None, key.with_lora)
+        tile_rows = PREFILL_TILE_ROWS if long_items else captured_tile_rows(key.rows)
+        step = trunk_step(staged.inputs, self._limits, key.rows, None, key.with_lora, tile_rows)
         self._trunk.run(step)
         self._graphs.capture(key, lambda: self._trunk.run(step))
+        return key
