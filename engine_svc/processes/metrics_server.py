@@ -47,8 +47,14 @@ def _handler(folder: str) -> type[BaseHTTPRequestHandler]:
                 self.send_error(404)
                 return
             registry = CollectorRegistry()
-            MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
-            body = generate_latest(registry)
+            try:
+                MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+                body = generate_latest(registry)
+            except (ValueError, OSError):
+                if Path(folder).is_dir():
+                    raise
+                self.send_error(503, "the engine has stopped")
+                return
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE_LATEST)
             self.send_header("Content-Length", str(len(body)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -187,3 +188,7 @@ def test_metrics_of_several_processes_are_served_together(tmp_path: Path) -> Non
         scrape("/secrets")
     with pytest.raises(SettingInvalid, match=r"--metrics-listen is .*port \d+ cannot be used"):
         MetricsServer("--metrics-listen", server.address, tmp_path)
+    # as when the engine has stopped and its folder is gone
+    shutil.rmtree(tmp_path)
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        scrape()
