@@ -1,10 +1,12 @@
 """One adapter from store or disk into the host region: the work of a loader's thread.
 
     disk cache hit                       verified copy into the region
-    miss → manifest → weights file       downloaded beside the cache, digest verified on the way
-         → targets → packed              written into the region, then kept in the disk cache
+    miss → manifest → weights file       downloaded into memory (a large one beside the disk cache),
+                                         digest verified on the way
+         → targets → packed              written into the region
 
-Only a blob that arrives damaged is fetched again here, once; `Loader` decides about all else.
+`keep` then puts what came from the store into the disk cache; nobody waits for that. Only a blob
+that arrives damaged is fetched again here, once; `Loader` decides about all else.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
+
+import numpy as np
 
 from engine_svc.adapters.disk_cache import DiskCache, disk_errors
 from engine_svc.adapters.packer import plan_packing, write_packed
@@ -33,8 +37,12 @@ from loraplex.status import DataLoss, FailedPrecondition, ResourceExhausted
 
 log = logging.getLogger(__name__)
 
+#: Fetched.tier of what came from the store
+FROM_STORE = "store"
 #: of one blob whose bytes do not have its digest, before that is called data loss
 _DOWNLOADS = 2
+#: blobs of up to so many bytes are downloaded into memory, one by each thread of the loader
+IN_MEMORY_BYTES = 256 << 20
 
 
 class Manifests(Protocol):
@@ -81,17 +89,18 @@ class Fetcher:
         base: BaseModelFacts,
         layout: AdapterLayout,
         max_rank: int,
+        in_memory_bytes: int = IN_MEMORY_BYTES,
     ) -> None:
         self._store, self._manifests, self._disk = store, manifests, disk
         self._base, self._layout, self._max_rank = base, layout, max_rank
+        self._in_memory_bytes = in_memory_bytes
 
     def fetch(self, ref: AdapterRef, room: Room, is_wanted: Callable[[], bool]) -> Fetched:
         """Bring one adapter into `room`.
 
         Raises: any LoraplexError; Abandoned when `is_wanted` turned false on the way.
         """
-        key = f"{ref.digest}-{self._layout.digest[:16]}"
-        cached = self._from_disk(key, ref.digest, room)
+        cached = self._from_disk(self._key(ref), ref.digest, room)
         if cached is not None:
             return cached
         manifest = self._manifests.manifest(ref)
@@ -102,14 +111,30 @@ class Fetcher:
             )
         weights = _weights_file(manifest, ref)
         for _ in range(_DOWNLOADS):
+            if weights.size_bytes <= self._in_memory_bytes:
+                content = self._into_memory(weights, is_wanted)
+                if content is not None:
+                    return self._pack(ref, manifest, content, room)
+                continue
             with self._disk.temporary() as (path, stream):
                 if self._download(weights, path, stream, is_wanted):
-                    return self._pack(ref, manifest, path, key, room)
+                    return self._pack(ref, manifest, path, room)
         raise DataLoss(
             f"adapter {ref.name!r}: blob {weights.sha256} does not have the digest that names it, "
             "twice in a row; publish the adapter again",
             metadata={"sha256": weights.sha256, "adapter": ref.name},
         )
+
+    def keep(self, ref: AdapterRef, content: memoryview) -> None:
+        """Put a packed adapter into the disk cache. A full disk costs a later load a download."""
+        key = self._key(ref)
+        try:
+            self._disk.write(key, content)
+        except ResourceExhausted as error:
+            log.warning("disk_cache.write_failed", extra={"key": key, "cause": error.message})
+
+    def _key(self, ref: AdapterRef) -> str:
+        return f"{ref.digest}-{self._layout.digest[:16]}"
 
     def _from_disk(self, key: str, digest: str, room: Room) -> Fetched | None:
         size = self._disk.find(key)
@@ -142,6 +167,23 @@ class Fetcher:
                 reason="RANK_UNSUPPORTED",
                 metadata={"field": "rank", "value": str(rank), "limit": str(self._max_rank)},
             )
+
+    def _into_memory(self, file: ManifestFile, is_wanted: Callable[[], bool]) -> memoryview | None:
+        """The blob's bytes; None when they do not have its digest."""
+        content = np.empty(file.size_bytes, np.uint8)
+        digest, size = hashlib.sha256(), 0
+        for chunk in self._store.chunks(file.sha256):
+            if not is_wanted():
+                raise Abandoned
+            end = size + len(chunk)
+            if end > file.size_bytes:
+                return None
+            digest.update(chunk)
+            content[size:end] = np.frombuffer(chunk, np.uint8)
+            size = end
+        if size != file.size_bytes or digest.hexdigest() != file.sha256:
+            return None
+        return content.data.toreadonly()
 
     def _download(
         self, file: ManifestFile, path: Path, stream: BinaryIO, is_wanted: Callable[[], bool]
@@ -178,7 +220,7 @@ class Fetcher:
         return size == file.size_bytes and digest.hexdigest() == file.sha256
 
     def _pack(
-        self, ref: AdapterRef, manifest: Manifest, weights: Path, key: str, room: Room
+        self, ref: AdapterRef, manifest: Manifest, weights: Path | memoryview, room: Room
     ) -> Fetched:
         # whole modules were held to the registry's own limit
         parts = adapter_parts(
@@ -187,20 +229,11 @@ class Fetcher:
         plan = plan_packing(parts, self._layout, ref.digest)
         span = room.take(plan.num_bytes)
         try:
-            view = room.view(span)
-            write_packed(plan, weights, view)
-            self._keep(key, view)
+            write_packed(plan, weights, room.view(span))
         except BaseException:
             room.give_back(span)
             raise
-        return Fetched(span, plan.num_pages, plan.used_bytes, "store")
-
-    def _keep(self, key: str, view: memoryview) -> None:
-        """A full disk costs the next load a download, not this one its answer."""
-        try:
-            self._disk.write(key, view)
-        except ResourceExhausted as error:
-            log.warning("disk_cache.write_failed", extra={"key": key, "cause": error.message})
+        return Fetched(span, plan.num_pages, plan.used_bytes, FROM_STORE)
 
 
 def _weights_file(manifest: Manifest, ref: AdapterRef) -> ManifestFile:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine_svc.adapters.fetch import Abandoned, Fetched, Fetcher
+from engine_svc.adapters.fetch import FROM_STORE, Abandoned, Fetched, Fetcher
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.adapters.residency import Residency
 from engine_svc.failures import failure_of
@@ -199,6 +199,8 @@ class Loader:
                 self._failed_once(job, Internal("loading the adapter failed; see the engine's log"))
             else:
                 self._succeeded(job, fetched)
+                if fetched.tier == FROM_STORE:
+                    self._keep(job.ref, fetched)
 
     def _next_job(self) -> _Job | None:
         with self._changed:
@@ -219,7 +221,8 @@ class Loader:
         load_s = self._clock() - job.wanted_s
         with self._changed:
             del self._jobs[digest]
-            self._residency.add(digest, fetched, held=not job.silent)
+            is_new = fetched.tier == FROM_STORE
+            self._residency.add(digest, fetched, held=not job.silent, pinned=is_new)
             self._loads[fetched.tier] = self._loads.get(fetched.tier, 0) + 1
             if not job.silent:
                 self._answer(_ready(digest, fetched, fetched.tier, load_s))
@@ -232,6 +235,17 @@ class Loader:
                 "num_bytes": fetched.span.num_bytes,
             },
         )  # fmt: skip
+
+    def _keep(self, ref: AdapterRef, fetched: Fetched) -> None:
+        """In the disk cache too, after the answer; its span is pinned so long."""
+        try:
+            self._fetcher.keep(ref, self._region.view(fetched.span))
+        except Exception:
+            log.exception("disk_cache.write_crashed", extra={"digest": ref.digest})
+        finally:
+            with self._changed:
+                self._residency.unpin(ref.digest)
+                self._changed.notify_all()
 
     def _failed_once(self, job: _Job, error: LoraplexError) -> None:
         retried = isinstance(error, Unavailable)

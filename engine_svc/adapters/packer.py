@@ -115,13 +115,14 @@ def plan_packing(parts: AdapterParts, layout: AdapterLayout, digest: str) -> Pac
     return PackPlan(parts, layout, header, tuple(blocks), tuple(placed), runs, pages.count, used)
 
 
-def write_packed(plan: PackPlan, weights: Path, out: memoryview) -> None:
+def write_packed(plan: PackPlan, weights: Path | memoryview, out: memoryview) -> None:
     """Fill `out`, plan.num_bytes long; bytes between blocks become zero.
 
+    Args: weights, the safetensors file that was planned, or all of its bytes.
     Raises: AdapterRefused WEIGHTS_NOT_FINITE when a value does not fit the layout's dtype.
     """
     assert len(out) == plan.num_bytes, (len(out), plan.num_bytes)
-    data = np.memmap(weights, np.uint8, "r")
+    data = _bytes_of(weights)
     out[: len(plan.header)] = plan.header
     images = np.frombuffer(out, np.uint8)[len(plan.header) :]
     item_bytes = plan.layout.item_bytes
@@ -158,6 +159,13 @@ def write_packed(plan: PackPlan, weights: Path, out: memoryview) -> None:
             place[...] = matrix[block.col0 : block.col0 + block.cols, ranks].T
         else:
             place[...] = matrix[ranks]
+
+
+def _bytes_of(weights: Path | memoryview) -> npt.NDArray[np.uint8]:
+    if isinstance(weights, memoryview):
+        return np.frombuffer(weights, np.uint8)
+    # a plain array: slices of a memmap are slow to make
+    return np.memmap(weights, np.uint8, "r").view(np.ndarray)
 
 
 @dataclass(slots=True)

@@ -17,10 +17,12 @@ from engine_svc.types import HostSpan
 class _Resident:
     fetched: Fetched
     held: bool
+    #: being copied to the disk cache
+    pinned: bool = False
 
 
 class Residency:
-    """`max_adapters` 0: only bytes limit it. What is held is never evicted."""
+    """`max_adapters` 0: only bytes limit it. What is held or pinned is never evicted."""
 
     def __init__(self, region: HostRegion, max_adapters: int) -> None:
         self._region, self._max_adapters = region, max_adapters
@@ -51,8 +53,9 @@ class Residency:
         self._resident.move_to_end(digest)
         return resident.fetched
 
-    def add(self, digest: str, fetched: Fetched, *, held: bool) -> None:
-        self._resident[digest] = _Resident(fetched, held)
+    def add(self, digest: str, fetched: Fetched, *, held: bool, pinned: bool = False) -> None:
+        """Pinned: its bytes stay where they are until `unpin`, held or not."""
+        self._resident[digest] = _Resident(fetched, held, pinned)
         self._evict_beyond_count()
 
     def adopt(self, digest: str, fetched: Fetched) -> bool:
@@ -63,6 +66,10 @@ class Residency:
             return False
         self._resident[digest] = _Resident(fetched, held=True)
         return True
+
+    def unpin(self, digest: str) -> None:
+        self._resident[digest].pinned = False
+        self._evict_beyond_count()
 
     def let_go(self, digest: str) -> None:
         """It may be evicted; an adapter that is not here is nothing to let go."""
@@ -77,7 +84,8 @@ class Residency:
         self._evict_beyond_count()
 
     def try_take(self, num_bytes: int) -> HostSpan | None:
-        """A span, after evicting as many as that takes; None when what is left is held.
+        """A span, after evicting as many as that takes; None when what is left is held or
+        pinned.
 
         Raises: ResourceExhausted DISK_FULL.
         """
@@ -99,7 +107,7 @@ class Residency:
 
     def _evict_one(self) -> bool:
         for digest, resident in self._resident.items():
-            if not resident.held:
+            if not (resident.held or resident.pinned):
                 del self._resident[digest]
                 self._region.give_back(resident.fetched.span)
                 self.evictions += 1

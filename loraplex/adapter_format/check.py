@@ -95,13 +95,16 @@ def check_adapter(
 
 def adapter_parts(
     options: LoraOptions,
-    weights: Path,
+    weights: Path | memoryview,
     base: BaseModelFacts,
     *,
     max_rank: int = MAX_RANK,
     max_saved_bytes: int = MAX_SAVED_BYTES,
 ) -> AdapterParts:
-    """Parts of weights whose values were checked before: header and shapes only."""
+    """Parts of weights whose values were checked before: header and shapes only.
+
+    Args: weights, their file or all of its bytes.
+    """
     of_layers, of_vocabulary = split_vocabulary(read_header(weights, WEIGHTS_FILE))
     outside = vocabulary_targets(options, of_vocabulary, base, max_rank)
     inside = resolve_parts(options, of_layers, base, max_rank, may_be_none=bool(outside))

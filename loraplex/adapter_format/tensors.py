@@ -29,18 +29,24 @@ _ITEM_BYTES: Mapping[str, int] = {
 _EXPONENT = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80}
 
 
-def read_header(path: Path, file: str) -> tuple[TensorLocator, ...]:
+def read_header(source: Path | memoryview, file: str) -> tuple[TensorLocator, ...]:
     """The tensors of one file, in the order of their bytes.
 
+    Args: source, the file or all of its bytes; file, its name in messages.
     Raises: AdapterRefused WEIGHTS_INVALID when the file is no whole safetensors file.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
-            header_bytes = _header_length(stream, size, file)
-            header = stream.read(header_bytes)
-    except OSError as error:
-        raise _invalid(file, f"cannot be read: {error.strerror}") from error
+    if isinstance(source, memoryview):
+        size = len(source)
+        header_bytes = _header_length(bytes(source[:8]), size, file)
+        header = bytes(source[8 : 8 + header_bytes])
+    else:
+        try:
+            size = source.stat().st_size
+            with source.open("rb") as stream:
+                header_bytes = _header_length(stream.read(8), size, file)
+                header = stream.read(header_bytes)
+        except OSError as error:
+            raise _invalid(file, f"cannot be read: {error.strerror}") from error
     if len(header) != header_bytes:
         raise _invalid(file, "ends inside its header")
     table = parse_object(header, file, "WEIGHTS_INVALID")
@@ -93,8 +99,7 @@ def _check_tensor(stream: BinaryIO, tensor: TensorLocator, buffer: bytearray) ->
         left -= wanted
 
 
-def _header_length(stream: BinaryIO, size: int, file: str) -> int:
-    prefix = stream.read(8)
+def _header_length(prefix: bytes, size: int, file: str) -> int:
     if len(prefix) < 8:
         raise _invalid(file, f"has {size} bytes, too few for a safetensors file")
     length: int = struct.unpack("<Q", prefix)[0]

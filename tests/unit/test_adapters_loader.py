@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine_svc.adapters.disk_cache import DiskCache
-from engine_svc.adapters.fetch import Fetcher
+from engine_svc.adapters.fetch import IN_MEMORY_BYTES, Fetcher
 from engine_svc.adapters.folder_weights import FolderWeights
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.adapters.loader import Loader, RetryPolicy
@@ -49,8 +49,12 @@ class FakeManifests:
 class Bench:
     """A loader with everything around it, and adapters by name."""
 
-    def __init__(self, tmp_path, names=("a", "b", "c"), *, region_bytes=1 << 20, **options):
+    def __init__(
+        self, tmp_path, names=("a", "b", "c"), *, region_bytes=1 << 20,
+        in_memory_bytes=IN_MEMORY_BYTES, **options,
+    ):  # fmt: skip
         self.tmp_path, self.options = tmp_path, options
+        self.in_memory_bytes = in_memory_bytes
         self.store, self.manifests, self.refs = FakeBlobStore(), FakeManifests(), {}
         for seed, name in enumerate(names):
             files = read_folder(write_adapter(tmp_path / name, seed=seed)).files
@@ -64,7 +68,9 @@ class Bench:
 
     def new_loader(self, max_rank=256):
         self.disk = DiskCache(self.tmp_path / "disk", 1 << 20)
-        self.fetcher = Fetcher(self.store, self.manifests, self.disk, BASE, LAYOUT, max_rank)
+        self.fetcher = Fetcher(
+            self.store, self.manifests, self.disk, BASE, LAYOUT, max_rank, self.in_memory_bytes
+        )
         self.woken = threading.Event()
         return Loader(
             self.fetcher, self.region, retry=RETRY, on_answer=self.woken.set, **self.options
@@ -94,6 +100,11 @@ class Bench:
         answer = self.next()
         assert answer.digest == self.refs[name].digest
         return answer
+
+    def kept(self):
+        """Whether nothing is on its way to the disk cache any more."""
+        with self.loader._changed:
+            return not any(one.pinned for one in self.loader._residency._resident.values())
 
     def header(self, ready):
         view = self.region.view(ready.span)
@@ -183,8 +194,9 @@ def test_every_single_failing_read_is_retried_and_no_other_adapter_fails(make, f
     assert len(bench.store.reads) == 4
 
 
-def test_read_that_breaks_off_after_any_chunk_leaves_nothing_behind(make):
-    bench = make(("a",), threads=1)
+@pytest.mark.parametrize("in_memory_bytes", [0, IN_MEMORY_BYTES])
+def test_read_that_breaks_off_after_any_chunk_leaves_nothing_behind(make, in_memory_bytes):
+    bench = make(("a",), threads=1, in_memory_bytes=in_memory_bytes)
     bench.store._chunk_bytes = 1024
     size = max(len(blob) for blob in bench.store.blobs.values())
     num_chunks = -(-size // 1024)
@@ -201,6 +213,7 @@ def test_read_that_breaks_off_after_any_chunk_leaves_nothing_behind(make):
         assert ready.tier == "store"
         assert len(seen) == chunk + 1 + num_chunks
         bench.loader.drop(ready.digest)
+        wait_until(bench.kept)
         assert not list((bench.tmp_path / "disk" / "packed" / "v1").glob("tmp-*"))
         assert bench.loader._residency.try_take(bench.region.num_bytes) is not None
         shutil.rmtree(bench.tmp_path / "disk")
@@ -392,14 +405,16 @@ def test_full_disk_costs_the_next_load_a_download_and_this_one_nothing(make, mon
 
     monkeypatch.setattr(os, "replace", full)
     assert bench.load("a").tier == "store"
+    wait_until(bench.kept)
     assert "disk_cache.write_failed" in caplog.text
     bench.restart()
     assert bench.load("a").tier == "store"
 
 
 def test_cached_adapters_give_way_to_a_download_that_the_disk_has_no_room_for(make, monkeypatch):
-    bench = make()
+    bench = make(in_memory_bytes=0)
     assert isinstance(bench.load("a"), WeightsReady)
+    wait_until(bench.kept)
     disk, temporary = bench.disk, bench.disk.temporary
 
     class FullStream:
@@ -428,8 +443,97 @@ def test_cached_adapters_give_way_to_a_download_that_the_disk_has_no_room_for(ma
     assert disk.evictions == 1
 
 
-def test_disk_too_full_for_the_download_fails_that_adapter_by_name(make, monkeypatch):
+class HeldDisk:
+    """A disk cache whose writes wait; reads do not."""
+
+    def __init__(self, disk, monkeypatch):
+        self.writing, self.may_write = threading.Event(), threading.Event()
+        write = disk.write
+
+        def wait(key, content):
+            self.writing.set()
+            assert self.may_write.wait(WAIT_S)
+            return write(key, content)
+
+        monkeypatch.setattr(disk, "write", wait)
+
+
+def test_the_answer_goes_out_before_the_disk_cache_has_its_copy(make, monkeypatch):
+    bench = make(threads=1)
+    held = HeldDisk(bench.disk, monkeypatch)
+    ready = bench.load("a")
+    assert (ready.tier, bench.header(ready).digest) == ("store", bench.refs["a"].digest)
+    assert held.writing.wait(WAIT_S)
+    assert bench.disk.num_bytes() == 0
+    held.may_write.set()
+    wait_until(bench.kept)
+    bench.loader.drop(ready.digest)
+    bench.restart()
+    assert bench.load("a").tier == "disk"
+
+
+def size_of_one(make):
+    """Bytes of a packed adapter; nothing of it stays on the disk."""
     bench = make()
+    size = bench.load("a").span.num_bytes
+    wait_until(bench.kept)
+    shutil.rmtree(bench.tmp_path / "disk")
+    return size
+
+
+def test_what_is_on_its_way_to_the_disk_keeps_its_bytes_and_then_makes_room(make, monkeypatch):
+    size = size_of_one(make)
+    bench = make(region_bytes=size, threads=2)
+    held = HeldDisk(bench.disk, monkeypatch)
+    ready = bench.load("a")
+    assert held.writing.wait(WAIT_S)
+    # dropped, and its core gone: the bytes stay for the copy
+    bench.loader.drop(ready.digest)
+    bench.loader.forget_core()
+    bench.want("b")
+    wait_until(lambda: bench.loader._room_waiters)
+    assert bench.header(ready).digest == bench.refs["a"].digest
+    held.may_write.set()
+    assert bench.next().digest == bench.refs["b"].digest
+    wait_until(bench.kept)
+    assert bench.disk.find(bench.fetcher._key(bench.refs["a"])) == size
+    bench.loader.check_integrity()
+
+
+def test_a_copy_that_fails_in_any_way_leaves_the_adapter_served_and_its_room_free(
+    make, monkeypatch, caplog
+):
+    size = size_of_one(make)
+    bench = make(region_bytes=size)
+
+    def broken(key, content):
+        raise RuntimeError("not a full disk")
+
+    monkeypatch.setattr(bench.disk, "write", broken)
+    ready = bench.load("a")
+    wait_until(bench.kept)
+    assert "disk_cache.write_crashed" in caplog.text
+    assert bench.header(ready).digest == bench.refs["a"].digest
+    bench.loader.drop(ready.digest)
+    assert bench.load("b").digest == bench.refs["b"].digest
+
+
+def test_adapters_beyond_the_count_stay_until_their_copies_are_made(make, monkeypatch):
+    bench = make(threads=1, max_adapters=1)
+    held = HeldDisk(bench.disk, monkeypatch)
+    ready = bench.load("a")
+    bench.loader.drop(ready.digest)
+    bench.loader.forget_core()
+    held.may_write.set()
+    wait_until(bench.kept)
+    bench.load("b")
+    wait_until(bench.kept)
+    assert bench.loader.stats().host_adapters == 1
+    bench.loader.check_integrity()
+
+
+def test_disk_too_full_for_the_download_fails_that_adapter_by_name(make, monkeypatch):
+    bench = make(in_memory_bytes=0)
     real = Path.open
 
     def full(path, mode="r", *options, **more):
