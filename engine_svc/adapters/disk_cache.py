@@ -15,7 +15,7 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -77,10 +77,13 @@ class DiskCache:
         self.remove(key)
         return False
 
-    def write(self, key: str, content: memoryview) -> bool:
+    def write(
+        self, key: str, content: memoryview, is_wanted: Callable[[], bool] = lambda: True
+    ) -> bool:
         """Store a packed file, evicting others for it, also when the disk is fuller than the cache.
 
-        Returns: False when it is larger than the whole cache; nothing is stored then.
+        Returns: False when it is larger than the whole cache, or when `is_wanted` turned false on
+        the way; nothing is stored then.
 
         Raises: ResourceExhausted DISK_FULL.
         """
@@ -90,28 +93,30 @@ class DiskCache:
         with self._lock:
             self._make_room(needed, keep=self._path(key).name)
         try:
-            self._store(key, content)
+            return self._store(key, content, is_wanted)
         except ResourceExhausted:
             if not self.reclaim(needed):
                 raise
-            self._store(key, content)
-        return True
+            return self._store(key, content, is_wanted)
 
     def reclaim(self, num_bytes: int) -> bool:
         """The disk is full: evict files of at least so many bytes. Whether any file went."""
         with self._lock:
             return self._evict(self._entries(), num_bytes) > 0
 
-    def _store(self, key: str, content: memoryview) -> None:
+    def _store(self, key: str, content: memoryview, is_wanted: Callable[[], bool]) -> bool:
         digest = hashlib.sha256()
         with self.temporary() as (path, stream), disk_errors(path):
             for start in range(0, len(content), _CHUNK_BYTES):
+                if not is_wanted():
+                    return False
                 chunk = content[start : start + _CHUNK_BYTES]
                 digest.update(chunk)
                 stream.write(chunk)
             stream.write(digest.digest())
             stream.flush()
             os.replace(path, self._path(key))
+        return True
 
     def remove(self, key: str) -> None:
         with contextlib.suppress(OSError):

@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 FROM_STORE = "store"
 #: of one blob whose bytes do not have its digest, before that is called data loss
 _DOWNLOADS = 2
-#: blobs of up to so many bytes are downloaded into memory, one by each thread of the loader
+#: blobs of up to so many bytes are downloaded into memory, one by each thread of the loader: 2 GiB
+#: at most for the eight of a large machine
 IN_MEMORY_BYTES = 256 << 20
 
 
@@ -125,11 +126,12 @@ class Fetcher:
             metadata={"sha256": weights.sha256, "adapter": ref.name},
         )
 
-    def keep(self, ref: AdapterRef, content: memoryview) -> None:
-        """Put a packed adapter into the disk cache. A full disk costs a later load a download."""
+    def keep(self, ref: AdapterRef, content: memoryview, is_wanted: Callable[[], bool]) -> None:
+        """Put a packed adapter into the disk cache, unless `is_wanted` turns false on the way. A
+        full disk costs a later load a download."""
         key = self._key(ref)
         try:
-            self._disk.write(key, content)
+            self._disk.write(key, content, is_wanted)
         except ResourceExhausted as error:
             log.warning("disk_cache.write_failed", extra={"key": key, "cause": error.message})
 

@@ -5,7 +5,8 @@ microseconds and never do I/O; worker threads fetch. One fetch a digest at a tim
 the ranks that the core gave. Each adapter fails alone.
 
 An adapter's weights are *held* from its WeightsReady until the core drops them; what is not held
-stays in the region until room is needed, least recently used out first.
+stays in the region until room is needed, least recently used out first. What came from the store is
+kept in the disk cache after the answer, when no fetch waits or many copies do.
 """
 
 from __future__ import annotations
@@ -100,6 +101,9 @@ class Loader:
         #: by digest, not polled yet
         self._answers: dict[str, WeightsReady | WeightsFailed] = {}
         self._room_waiters: list[_Job] = []
+        #: digest → what came from the store and is not in the disk cache yet, oldest first
+        self._unkept: dict[str, AdapterRef] = {}
+        self._num_keeping = 0
         self._order = 0
         self._stopping = False
         self._failures = 0
@@ -187,6 +191,9 @@ class Loader:
 
     def _work(self) -> None:
         while (job := self._next_job()) is not None:
+            if isinstance(job, AdapterRef):
+                self._keep(job)
+                continue
             try:
                 room = _Room(self, job)
                 fetched = self._fetcher.fetch(job.ref, room, lambda: not self._stopping)
@@ -199,15 +206,17 @@ class Loader:
                 self._failed_once(job, Internal("loading the adapter failed; see the engine's log"))
             else:
                 self._succeeded(job, fetched)
-                if fetched.tier == FROM_STORE:
-                    self._keep(job.ref, fetched)
 
-    def _next_job(self) -> _Job | None:
+    def _next_job(self) -> _Job | AdapterRef | None:
+        """What to fetch, or what to keep on disk: that has time, but not for ever."""
         with self._changed:
             while not self._stopping:
                 now = self._clock()
                 idle = [job for job in self._jobs.values() if not job.running]
                 due = [job for job in idle if job.not_before_s <= now]
+                if self._unkept and self._num_keeping < self._most_keeping(bool(due)):
+                    self._num_keeping += 1
+                    return self._unkept.pop(next(iter(self._unkept)))
                 if due:
                     job = min(due, key=lambda job: (job.rank, job.order))
                     job.running = True
@@ -216,13 +225,20 @@ class Loader:
                 self._changed.wait(pause)
             return None
 
+    def _most_keeping(self, others_wait: bool) -> int:
+        """Threads that may make copies now: half, so that who comes next is fetched at once."""
+        if others_wait:
+            return int(len(self._unkept) > _MOST_UNKEPT)
+        return max(1, len(self._threads) // 2)
+
     def _succeeded(self, job: _Job, fetched: Fetched) -> None:
         digest = job.ref.digest
         load_s = self._clock() - job.wanted_s
         with self._changed:
             del self._jobs[digest]
-            is_new = fetched.tier == FROM_STORE
-            self._residency.add(digest, fetched, held=not job.silent, pinned=is_new)
+            self._residency.add(digest, fetched, held=not job.silent)
+            if fetched.tier == FROM_STORE:
+                self._unkept[digest] = job.ref
             self._loads[fetched.tier] = self._loads.get(fetched.tier, 0) + 1
             if not job.silent:
                 self._answer(_ready(digest, fetched, fetched.tier, load_s))
@@ -236,15 +252,28 @@ class Loader:
             },
         )  # fmt: skip
 
-    def _keep(self, ref: AdapterRef, fetched: Fetched) -> None:
-        """In the disk cache too, after the answer; its span is pinned so long."""
+    def _keep(self, ref: AdapterRef) -> None:
+        """In the disk cache too, unless it left the region before; its span is pinned so long, but
+        for nobody who waits for room while the core does not hold it."""
+        digest = ref.digest
+
+        def is_wanted() -> bool:
+            with self._changed:
+                lacks_room = self._room_waiters and not self._residency.is_held(digest)
+                return not (self._stopping or lacks_room)
+
+        with self._changed:
+            fetched = self._residency.try_pin(digest)
         try:
-            self._fetcher.keep(ref, self._region.view(fetched.span))
+            if fetched is not None:
+                self._fetcher.keep(ref, self._region.view(fetched.span), is_wanted)
         except Exception:
-            log.exception("disk_cache.write_crashed", extra={"digest": ref.digest})
+            log.exception("disk_cache.write_crashed", extra={"digest": digest})
         finally:
             with self._changed:
-                self._residency.unpin(ref.digest)
+                self._num_keeping -= 1
+                if fetched is not None:
+                    self._residency.unpin(digest)
                 self._changed.notify_all()
 
     def _failed_once(self, job: _Job, error: LoraplexError) -> None:
@@ -337,6 +366,9 @@ class Loader:
 
 
 _MAX_REMEMBERED = 1024
+#: adapters that wait for their copy in the disk cache before one thread makes copies though others
+#: wait to be fetched
+_MOST_UNKEPT = 16
 
 
 class _Room:

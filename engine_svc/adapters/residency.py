@@ -53,9 +53,8 @@ class Residency:
         self._resident.move_to_end(digest)
         return resident.fetched
 
-    def add(self, digest: str, fetched: Fetched, *, held: bool, pinned: bool = False) -> None:
-        """Pinned: its bytes stay where they are until `unpin`, held or not."""
-        self._resident[digest] = _Resident(fetched, held, pinned)
+    def add(self, digest: str, fetched: Fetched, *, held: bool) -> None:
+        self._resident[digest] = _Resident(fetched, held)
         self._evict_beyond_count()
 
     def adopt(self, digest: str, fetched: Fetched) -> bool:
@@ -66,6 +65,18 @@ class Residency:
             return False
         self._resident[digest] = _Resident(fetched, held=True)
         return True
+
+    def try_pin(self, digest: str) -> Fetched | None:
+        """The bytes of an adapter that is here stay where they are until `unpin`, held or not."""
+        resident = self._resident.get(digest)
+        if resident is None:
+            return None
+        resident.pinned = True
+        return resident.fetched
+
+    def is_held(self, digest: str) -> bool:
+        resident = self._resident.get(digest)
+        return resident is not None and resident.held
 
     def unpin(self, digest: str) -> None:
         self._resident[digest].pinned = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import random
 import shutil
 import threading
@@ -14,119 +13,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine_svc.adapters.disk_cache import DiskCache
-from engine_svc.adapters.fetch import IN_MEMORY_BYTES, Fetcher
+from engine_svc.adapters.fetch import IN_MEMORY_BYTES
 from engine_svc.adapters.folder_weights import FolderWeights
 from engine_svc.adapters.host_region import HostRegion
-from engine_svc.adapters.loader import Loader, RetryPolicy
-from engine_svc.layout import adapter_layout, smallest_page_size
-from engine_svc.packed import check_packed, decode_header
-from engine_svc.types import AdapterRef, WeightsFailed, WeightsReady
-from loraplex.adapter_format import check_adapter, read_folder
-from loraplex.status import AdapterRefused, NameInvalid, NotFound, Unavailable
-from tests.support.fake_blobs import FakeBlobStore
-from tests.support.tiny_adapters import tiny_base, write_adapter
-
-BASE = tiny_base()
-LAYOUT = adapter_layout(BASE.spec, smallest_page_size(BASE.spec, "float32", 4), "float32")
-WAIT_S = 10.0
-RETRY = RetryPolicy(attempts=3, first_pause_s=0.005, remember_refusal_s=60.0)
-
-
-class FakeManifests:
-    def __init__(self):
-        self.known = {}
-        self.away = False
-
-    def manifest(self, ref):
-        if self.away:
-            raise Unavailable("no registry", reason="REGISTRY_UNREACHABLE")
-        if ref.digest not in self.known:
-            raise NotFound(f"no version {ref.digest}", reason="VERSION_NOT_FOUND")
-        return self.known[ref.digest]
-
-
-class Bench:
-    """A loader with everything around it, and adapters by name."""
-
-    def __init__(
-        self, tmp_path, names=("a", "b", "c"), *, region_bytes=1 << 20,
-        in_memory_bytes=IN_MEMORY_BYTES, **options,
-    ):  # fmt: skip
-        self.tmp_path, self.options = tmp_path, options
-        self.in_memory_bytes = in_memory_bytes
-        self.store, self.manifests, self.refs = FakeBlobStore(), FakeManifests(), {}
-        for seed, name in enumerate(names):
-            files = read_folder(write_adapter(tmp_path / name, seed=seed)).files
-            manifest = check_adapter(files, BASE).manifest
-            self.store.add_folder(manifest, files)
-            self.manifests.known[manifest.digest] = manifest
-            self.refs[name] = AdapterRef(name, 1, manifest.digest)
-        self.region = HostRegion.create(tmp_path / "host", region_bytes)
-        self.answers = []
-        self.loader = self.new_loader()
-
-    def new_loader(self, max_rank=256):
-        self.disk = DiskCache(self.tmp_path / "disk", 1 << 20)
-        self.fetcher = Fetcher(
-            self.store, self.manifests, self.disk, BASE, LAYOUT, max_rank, self.in_memory_bytes
-        )
-        self.woken = threading.Event()
-        return Loader(
-            self.fetcher, self.region, retry=RETRY, on_answer=self.woken.set, **self.options
-        )
-
-    def restart(self, **options):
-        self.loader.stop()
-        self.region.close()
-        self.region = HostRegion.create(self.tmp_path / "host", self.region.num_bytes)
-        self.loader = self.new_loader(**options)
-
-    def want(self, name, rank=0):
-        self.loader.want(self.refs[name], rank)
-
-    def next(self, timeout_s=WAIT_S):
-        """The next answer."""
-        deadline = time.monotonic() + timeout_s
-        while not self.answers:
-            self.answers += self.loader.poll()
-            if not self.answers:
-                assert self.woken.wait(max(0.0, deadline - time.monotonic())), "no answer"
-                self.woken.clear()
-        return self.answers.pop(0)
-
-    def load(self, name):
-        self.want(name)
-        answer = self.next()
-        assert answer.digest == self.refs[name].digest
-        return answer
-
-    def kept(self):
-        """Whether nothing is on its way to the disk cache any more."""
-        with self.loader._changed:
-            return not any(one.pinned for one in self.loader._residency._resident.values())
-
-    def header(self, ready):
-        view = self.region.view(ready.span)
-        header = decode_header(view, LAYOUT.digest)
-        check_packed(view, header, LAYOUT)
-        return header
+from engine_svc.packed import decode_header
+from engine_svc.types import WeightsFailed, WeightsReady
+from loraplex.status import AdapterRefused, NameInvalid, Unavailable
+from tests.support.loader_bench import (
+    BASE,
+    LAYOUT,
+    RETRY,
+    WAIT_S,
+    benches,
+    wait_until,
+)
+from tests.support.tiny_adapters import write_adapter
 
 
 @pytest.fixture
 def make(tmp_path):
-    benches = []
-
-    def build(*args, **options):
-        benches.append(Bench(tmp_path, *args, **options))
-        return benches[-1]
-
-    yield build
-    for bench in benches:
-        bench.store.gate.set()
-        bench.loader.stop()
-        bench.loader.check_integrity()
-        assert not any(thread.is_alive() for thread in bench.loader._threads)
+    yield from benches(tmp_path)
 
 
 def test_first_load_is_from_the_store_then_host_then_disk(make):
@@ -397,20 +303,6 @@ def test_new_core_gets_no_answers_to_old_wants(make):
     assert bench.load("b").tier == "store"
 
 
-def test_full_disk_costs_the_next_load_a_download_and_this_one_nothing(make, monkeypatch, caplog):
-    bench = make()
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    assert bench.load("a").tier == "store"
-    wait_until(bench.kept)
-    assert "disk_cache.write_failed" in caplog.text
-    bench.restart()
-    assert bench.load("a").tier == "store"
-
-
 def test_cached_adapters_give_way_to_a_download_that_the_disk_has_no_room_for(make, monkeypatch):
     bench = make(in_memory_bytes=0)
     assert isinstance(bench.load("a"), WeightsReady)
@@ -441,95 +333,6 @@ def test_cached_adapters_give_way_to_a_download_that_the_disk_has_no_room_for(ma
     assert isinstance(loaded, WeightsReady)
     assert bench.header(loaded).digest == bench.refs["b"].digest
     assert disk.evictions == 1
-
-
-class HeldDisk:
-    """A disk cache whose writes wait; reads do not."""
-
-    def __init__(self, disk, monkeypatch):
-        self.writing, self.may_write = threading.Event(), threading.Event()
-        write = disk.write
-
-        def wait(key, content):
-            self.writing.set()
-            assert self.may_write.wait(WAIT_S)
-            return write(key, content)
-
-        monkeypatch.setattr(disk, "write", wait)
-
-
-def test_the_answer_goes_out_before_the_disk_cache_has_its_copy(make, monkeypatch):
-    bench = make(threads=1)
-    held = HeldDisk(bench.disk, monkeypatch)
-    ready = bench.load("a")
-    assert (ready.tier, bench.header(ready).digest) == ("store", bench.refs["a"].digest)
-    assert held.writing.wait(WAIT_S)
-    assert bench.disk.num_bytes() == 0
-    held.may_write.set()
-    wait_until(bench.kept)
-    bench.loader.drop(ready.digest)
-    bench.restart()
-    assert bench.load("a").tier == "disk"
-
-
-def size_of_one(make):
-    """Bytes of a packed adapter; nothing of it stays on the disk."""
-    bench = make()
-    size = bench.load("a").span.num_bytes
-    wait_until(bench.kept)
-    shutil.rmtree(bench.tmp_path / "disk")
-    return size
-
-
-def test_what_is_on_its_way_to_the_disk_keeps_its_bytes_and_then_makes_room(make, monkeypatch):
-    size = size_of_one(make)
-    bench = make(region_bytes=size, threads=2)
-    held = HeldDisk(bench.disk, monkeypatch)
-    ready = bench.load("a")
-    assert held.writing.wait(WAIT_S)
-    # dropped, and its core gone: the bytes stay for the copy
-    bench.loader.drop(ready.digest)
-    bench.loader.forget_core()
-    bench.want("b")
-    wait_until(lambda: bench.loader._room_waiters)
-    assert bench.header(ready).digest == bench.refs["a"].digest
-    held.may_write.set()
-    assert bench.next().digest == bench.refs["b"].digest
-    wait_until(bench.kept)
-    assert bench.disk.find(bench.fetcher._key(bench.refs["a"])) == size
-    bench.loader.check_integrity()
-
-
-def test_a_copy_that_fails_in_any_way_leaves_the_adapter_served_and_its_room_free(
-    make, monkeypatch, caplog
-):
-    size = size_of_one(make)
-    bench = make(region_bytes=size)
-
-    def broken(key, content):
-        raise RuntimeError("not a full disk")
-
-    monkeypatch.setattr(bench.disk, "write", broken)
-    ready = bench.load("a")
-    wait_until(bench.kept)
-    assert "disk_cache.write_crashed" in caplog.text
-    assert bench.header(ready).digest == bench.refs["a"].digest
-    bench.loader.drop(ready.digest)
-    assert bench.load("b").digest == bench.refs["b"].digest
-
-
-def test_adapters_beyond_the_count_stay_until_their_copies_are_made(make, monkeypatch):
-    bench = make(threads=1, max_adapters=1)
-    held = HeldDisk(bench.disk, monkeypatch)
-    ready = bench.load("a")
-    bench.loader.drop(ready.digest)
-    bench.loader.forget_core()
-    held.may_write.set()
-    wait_until(bench.kept)
-    bench.load("b")
-    wait_until(bench.kept)
-    assert bench.loader.stats().host_adapters == 1
-    bench.loader.check_integrity()
 
 
 def test_disk_too_full_for_the_download_fails_that_adapter_by_name(make, monkeypatch):
@@ -597,10 +400,3 @@ def test_folder_weights_answer_at_once_and_resolve_by_name(tmp_path):
     foreign = write_adapter(tmp_path / "foreign", config={"base_model_name_or_path": "x"})
     with pytest.raises(AdapterRefused):
         weights.add("foreign", foreign)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
