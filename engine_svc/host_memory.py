@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from loraplex.adapter_format import WEIGHTS_FILE
+
 #: of the memory that the engine may use
 _SHARE = 8
 #: page-locking more would hold up a start on a GPU: about 1.4 GiB a second
@@ -14,6 +16,8 @@ _LEAST_BYTES = 64 * 2**20
 #: a file in bfloat16 doubles in an engine that computes in float32; pages that are not full add
 #: less than that again
 _PACKED_GROWTH = 4
+#: header and pages that are almost empty, of each adapter
+_FOLDER_BYTES = 16 * 2**20
 
 
 def host_cache_bytes(asked: int, root: Path = Path("/")) -> int:
@@ -24,8 +28,9 @@ def host_cache_bytes(asked: int, root: Path = Path("/")) -> int:
 
 def bytes_for_folders(asked: int, folders: Sequence[Path]) -> int:
     """The same where all adapters are known: room for these alone."""
-    files = [path for folder in folders for path in folder.glob("*") if path.is_file()]
-    return asked or _LEAST_BYTES + _PACKED_GROWTH * sum(path.stat().st_size for path in files)
+    weights = [folder / WEIGHTS_FILE for folder in folders]
+    num_bytes = sum(path.stat().st_size for path in weights if path.is_file())
+    return asked or _LEAST_BYTES + _FOLDER_BYTES * len(folders) + _PACKED_GROWTH * num_bytes
 
 
 def memory_limit(root: Path = Path("/")) -> int:

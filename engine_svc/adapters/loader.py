@@ -6,7 +6,7 @@ the ranks that the core gave. Each adapter fails alone.
 
 An adapter's weights are *held* from its WeightsReady until the core drops them; what is not held
 stays in the region until room is needed, least recently used out first. What came from the store is
-kept in the disk cache after the answer, when no fetch waits or many copies do.
+kept in the disk cache after the answer, by one thread while others fetch.
 """
 
 from __future__ import annotations
@@ -208,12 +208,14 @@ class Loader:
                 self._succeeded(job, fetched)
 
     def _next_job(self) -> _Job | AdapterRef | None:
-        """What to fetch, or what to keep on disk: that has time, but not for ever."""
+        """What to fetch, or what to keep on disk."""
         with self._changed:
             while not self._stopping:
                 now = self._clock()
                 idle = [job for job in self._jobs.values() if not job.running]
                 due = [job for job in idle if job.not_before_s <= now]
+                for digest in [one for one in self._unkept if one not in self._residency]:
+                    del self._unkept[digest]
                 if self._unkept and self._num_keeping < self._most_keeping(bool(due)):
                     self._num_keeping += 1
                     return self._unkept.pop(next(iter(self._unkept)))
@@ -226,10 +228,9 @@ class Loader:
             return None
 
     def _most_keeping(self, others_wait: bool) -> int:
-        """Threads that may make copies now: half, so that who comes next is fetched at once."""
-        if others_wait:
-            return int(len(self._unkept) > _MOST_UNKEPT)
-        return max(1, len(self._threads) // 2)
+        """Threads that may make copies now: half, so that who comes next is fetched at once; one
+        while others wait, or what leaves a small region would never have a copy."""
+        return 1 if others_wait else max(1, len(self._threads) // 2)
 
     def _succeeded(self, job: _Job, fetched: Fetched) -> None:
         digest = job.ref.digest
@@ -253,20 +254,13 @@ class Loader:
         )  # fmt: skip
 
     def _keep(self, ref: AdapterRef) -> None:
-        """In the disk cache too, unless it left the region before; its span is pinned so long, but
-        for nobody who waits for room while the core does not hold it."""
+        """In the disk cache too, unless it left the region before; its span is pinned so long."""
         digest = ref.digest
-
-        def is_wanted() -> bool:
-            with self._changed:
-                lacks_room = self._room_waiters and not self._residency.is_held(digest)
-                return not (self._stopping or lacks_room)
-
         with self._changed:
             fetched = self._residency.try_pin(digest)
         try:
             if fetched is not None:
-                self._fetcher.keep(ref, self._region.view(fetched.span), is_wanted)
+                self._fetcher.keep(ref, self._region.view(fetched.span), lambda: not self._stopping)
         except Exception:
             log.exception("disk_cache.write_crashed", extra={"digest": digest})
         finally:
@@ -366,9 +360,6 @@ class Loader:
 
 
 _MAX_REMEMBERED = 1024
-#: adapters that wait for their copy in the disk cache before one thread makes copies though others
-#: wait to be fetched
-_MOST_UNKEPT = 16
 
 
 class _Room:

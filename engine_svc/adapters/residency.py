@@ -74,10 +74,6 @@ class Residency:
         resident.pinned = True
         return resident.fetched
 
-    def is_held(self, digest: str) -> bool:
-        resident = self._resident.get(digest)
-        return resident is not None and resident.held
-
     def unpin(self, digest: str) -> None:
         self._resident[digest].pinned = False
         self._evict_beyond_count()

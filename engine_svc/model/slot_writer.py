@@ -109,9 +109,9 @@ class ArenaSlotWriter:
 
     def warm_up(self) -> None:
         """Take the memory that completing an adapter needs; writes the arena's first pages. The
-        region is page-locked when this returns, if it was there for `lock_early`; else the first
-        load locks it."""
+        region is page-locked when this returns, if it is there; else the first load locks it."""
         if self._loads is not None:
+            self.lock_early()
             self._loads.wait_for_lock()
             ready: Future[None] = Future()
             self._begin()

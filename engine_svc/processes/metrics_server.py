@@ -50,10 +50,9 @@ def _handler(folder: str) -> type[BaseHTTPRequestHandler]:
             try:
                 MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
                 body = generate_latest(registry)
-            except (ValueError, OSError):
-                if Path(folder).is_dir():
-                    raise
-                self.send_error(503, "the engine has stopped")
+            except (ValueError, FileNotFoundError):
+                # the files go before their folder does
+                self.send_error(503, "the files of the metrics are being removed")
                 return
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE_LATEST)

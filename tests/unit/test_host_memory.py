@@ -72,8 +72,9 @@ def test_auto_is_an_eighth_within_bounds_and_a_number_is_taken(tmp_path: Path) -
 
 
 def test_folders_that_are_all_there_will_be_get_room_for_themselves(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_bytes(bytes(1000))
-    (tmp_path / "folder").mkdir()
-    assert bytes_for_folders(0, [tmp_path]) == (64 << 20) + 4000
+    (tmp_path / "adapter_model.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "optimizer.pt").write_bytes(bytes(5000))
+    assert bytes_for_folders(0, [tmp_path]) == (80 << 20) + 4000
+    assert bytes_for_folders(0, [tmp_path] * 3) == (112 << 20) + 12000
     assert bytes_for_folders(0, []) == 64 << 20
     assert bytes_for_folders(7, [tmp_path]) == 7

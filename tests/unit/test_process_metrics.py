@@ -188,7 +188,10 @@ def test_metrics_of_several_processes_are_served_together(tmp_path: Path) -> Non
         scrape("/secrets")
     with pytest.raises(SettingInvalid, match=r"--metrics-listen is .*port \d+ cannot be used"):
         MetricsServer("--metrics-listen", server.address, tmp_path)
-    # as when the engine has stopped and its folder is gone
+    # as when the engine has stopped: first the files are gone, then their folder
+    (tmp_path / "counter_1.db").symlink_to(tmp_path / "gone")
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        scrape()
     shutil.rmtree(tmp_path)
     with pytest.raises(urllib.error.HTTPError, match="503"):
         scrape()
