@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine_svc.adapters.folder_weights import FolderWeights
+from engine_svc.adapters.folder_weights import FolderWeights, bytes_for_folders
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.core.engine import EngineCore
 from engine_svc.core.limits import adapters_ahead
@@ -26,7 +26,6 @@ from engine_svc.frontend.inputs import PromptReader
 from engine_svc.frontend.models import Models
 from engine_svc.frontend.observer import Observers
 from engine_svc.frontend.text.model_text import ModelText
-from engine_svc.host_memory import bytes_for_folders
 from engine_svc.layout import DTYPE_BYTES
 from engine_svc.messages import CoreHello
 from engine_svc.model.build import LoadedModel, ModelOptions, load_model

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-
-from loraplex.adapter_format import WEIGHTS_FILE
 
 #: of the memory that the engine may use
 _SHARE = 8
 #: page-locking more would hold up a start on a GPU: about 1.4 GiB a second
 _MOST_BYTES = 8 * 2**30
 _LEAST_BYTES = 64 * 2**20
-#: a file in bfloat16 doubles in an engine that computes in float32; pages that are not full add
-#: less than that again
-_PACKED_GROWTH = 4
-#: header and pages that are almost empty, of each adapter
-_FOLDER_BYTES = 16 * 2**20
 
 
 def host_cache_bytes(asked: int, root: Path = Path("/")) -> int:
     """host_cache_bytes in effect. Args: asked, by the settings, 0: auto; root, where proc and sys
     are mounted."""
     return asked or max(_LEAST_BYTES, min(_MOST_BYTES, memory_limit(root) // _SHARE))
-
-
-def bytes_for_folders(asked: int, folders: Sequence[Path]) -> int:
-    """The same where all adapters are known: room for these alone."""
-    weights = [folder / WEIGHTS_FILE for folder in folders]
-    num_bytes = sum(path.stat().st_size for path in weights if path.is_file())
-    return asked or _LEAST_BYTES + _FOLDER_BYTES * len(folders) + _PACKED_GROWTH * num_bytes
 
 
 def memory_limit(root: Path = Path("/")) -> int:

@@ -1,6 +1,6 @@
 """Shrink of long segments (prefill), on tensor cores: PREFILL_TILE_ROWS rows a tile.
 
-A step with such segments runs eagerly, so its grid may depend on the plan's capacity.
+The grid may depend on the plan's capacity: a captured step has the largest of its size.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Every folder passes the check that publishing would make, and is packed when it 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine_svc.adapters.host_region import HostRegion
@@ -21,6 +22,21 @@ from loraplex.adapter_format import (
     read_folder,
 )
 from loraplex.status import NameInvalid, ResourceExhausted
+
+#: a file in bfloat16 doubles in an engine that computes in float32; pages that are not full add
+#: less than that again
+_PACKED_GROWTH = 4
+#: header and pages that are almost empty, of each adapter
+_FOLDER_BYTES = 16 * 2**20
+_LEAST_BYTES = 64 * 2**20
+
+
+def bytes_for_folders(asked: int, folders: Sequence[Path]) -> int:
+    """host_cache_bytes in effect where all adapters are known: room for these alone. Args: asked,
+    by the settings, 0: auto."""
+    weights = [folder / WEIGHTS_FILE for folder in folders]
+    num_bytes = sum(path.stat().st_size for path in weights if path.is_file())
+    return asked or _LEAST_BYTES + _FOLDER_BYTES * len(folders) + _PACKED_GROWTH * num_bytes
 
 
 class FolderWeights:

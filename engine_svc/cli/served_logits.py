@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from engine_svc.adapters.folder_weights import FolderWeights
+from engine_svc.adapters.folder_weights import FolderWeights, bytes_for_folders
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.compose import load_engine_model
-from engine_svc.host_memory import bytes_for_folders
 from engine_svc.settings import EngineSettings, step_tokens
 from engine_svc.step_chunks import Chunk, Chunks
 from engine_svc.types import (

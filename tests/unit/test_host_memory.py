@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_svc.host_memory import bytes_for_folders, host_cache_bytes, memory_limit
+from engine_svc.adapters.folder_weights import bytes_for_folders
+from engine_svc.host_memory import host_cache_bytes, memory_limit
 
 GIB = 2**30
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
