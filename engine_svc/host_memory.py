@@ -10,13 +10,13 @@ from pathlib import Path
 _SHARE = 8
 #: page-locking more would hold up a start on a GPU: about 1.4 GiB a second
 _MOST_BYTES = 8 * 2**30
-_LEAST_BYTES = 64 * 2**20
+LEAST_BYTES = 64 * 2**20
 
 
 def host_cache_bytes(asked: int, root: Path = Path("/")) -> int:
     """host_cache_bytes in effect. Args: asked, by the settings, 0: auto; root, where proc and sys
     are mounted."""
-    return asked or max(_LEAST_BYTES, min(_MOST_BYTES, memory_limit(root) // _SHARE))
+    return asked or max(LEAST_BYTES, min(_MOST_BYTES, memory_limit(root) // _SHARE))
 
 
 def memory_limit(root: Path = Path("/")) -> int:

@@ -101,7 +101,7 @@ class Fetcher:
 
         Raises: any LoraplexError; Abandoned when `is_wanted` turned false on the way.
         """
-        cached = self._from_disk(self._key(ref), ref.digest, room)
+        cached = self._from_disk(self._key(ref.digest), ref.digest, room)
         if cached is not None:
             return cached
         manifest = self._manifests.manifest(ref)
@@ -126,17 +126,17 @@ class Fetcher:
             metadata={"sha256": weights.sha256, "adapter": ref.name},
         )
 
-    def keep(self, ref: AdapterRef, content: memoryview, is_wanted: Callable[[], bool]) -> None:
+    def keep(self, digest: str, content: memoryview, is_wanted: Callable[[], bool]) -> None:
         """Put a packed adapter into the disk cache, unless `is_wanted` turns false on the way. A
         full disk costs a later load a download."""
-        key = self._key(ref)
+        key = self._key(digest)
         try:
             self._disk.write(key, content, is_wanted)
         except ResourceExhausted as error:
             log.warning("disk_cache.write_failed", extra={"key": key, "cause": error.message})
 
-    def _key(self, ref: AdapterRef) -> str:
-        return f"{ref.digest}-{self._layout.digest[:16]}"
+    def _key(self, digest: str) -> str:
+        return f"{digest}-{self._layout.digest[:16]}"
 
     def _from_disk(self, key: str, digest: str, room: Room) -> Fetched | None:
         size = self._disk.find(key)
@@ -172,20 +172,14 @@ class Fetcher:
 
     def _into_memory(self, file: ManifestFile, is_wanted: Callable[[], bool]) -> memoryview | None:
         """The blob's bytes; None when they do not have its digest."""
-        content = np.empty(file.size_bytes, np.uint8)
-        digest, size = hashlib.sha256(), 0
-        for chunk in self._store.chunks(file.sha256):
-            if not is_wanted():
-                raise Abandoned
-            end = size + len(chunk)
-            if end > file.size_bytes:
-                return None
-            digest.update(chunk)
-            content[size:end] = np.frombuffer(chunk, np.uint8)
-            size = end
-        if size != file.size_bytes or digest.hexdigest() != file.sha256:
-            return None
-        return content.data.toreadonly()
+        content, end = np.empty(file.size_bytes, np.uint8), 0
+
+        def add(chunk: bytes) -> None:
+            nonlocal end
+            start, end = end, end + len(chunk)
+            content[start:end] = np.frombuffer(chunk, np.uint8)
+
+        return content.data.toreadonly() if self._receive(file, add, is_wanted) else None
 
     def _download(
         self, file: ManifestFile, path: Path, stream: BinaryIO, is_wanted: Callable[[], bool]
@@ -207,6 +201,19 @@ class Fetcher:
     def _try_download(
         self, file: ManifestFile, path: Path, stream: BinaryIO, is_wanted: Callable[[], bool]
     ) -> bool:
+        def write(chunk: bytes) -> None:
+            with disk_errors(path):
+                stream.write(chunk)
+
+        is_right = self._receive(file, write, is_wanted)
+        with disk_errors(path):
+            stream.flush()
+        return is_right
+
+    def _receive(
+        self, file: ManifestFile, take: Callable[[bytes], None], is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Whether the blob arrived with the right digest; `take` gets no more than its size."""
         digest, size = hashlib.sha256(), 0
         for chunk in self._store.chunks(file.sha256):
             if not is_wanted():
@@ -215,10 +222,7 @@ class Fetcher:
             if size > file.size_bytes:
                 return False
             digest.update(chunk)
-            with disk_errors(path):
-                stream.write(chunk)
-        with disk_errors(path):
-            stream.flush()
+            take(chunk)
         return size == file.size_bytes and digest.hexdigest() == file.sha256
 
     def _pack(

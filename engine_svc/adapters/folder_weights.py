@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.adapters.packer import plan_packing, write_packed
+from engine_svc.host_memory import LEAST_BYTES
 from engine_svc.layout import AdapterLayout
 from engine_svc.names import AdapterEntry, NameMap, NameMapUpdate, token_pairs
 from engine_svc.types import AdapterRef, Failure, WeightsFailed, WeightsReady
@@ -28,7 +29,6 @@ from loraplex.status import NameInvalid, ResourceExhausted
 _PACKED_GROWTH = 4
 #: header and pages that are almost empty, of each adapter
 _FOLDER_BYTES = 16 * 2**20
-_LEAST_BYTES = 64 * 2**20
 
 
 def bytes_for_folders(asked: int, folders: Sequence[Path]) -> int:
@@ -36,7 +36,7 @@ def bytes_for_folders(asked: int, folders: Sequence[Path]) -> int:
     by the settings, 0: auto."""
     weights = [folder / WEIGHTS_FILE for folder in folders]
     num_bytes = sum(path.stat().st_size for path in weights if path.is_file())
-    return asked or _LEAST_BYTES + _FOLDER_BYTES * len(folders) + _PACKED_GROWTH * num_bytes
+    return asked or LEAST_BYTES + _FOLDER_BYTES * len(folders) + _PACKED_GROWTH * num_bytes
 
 
 class FolderWeights:

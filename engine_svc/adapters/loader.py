@@ -17,8 +17,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from engine_svc.adapters.fetch import FROM_STORE, Abandoned, Fetched, Fetcher
+from engine_svc.adapters.fetch import Abandoned, Fetched, Fetcher
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.adapters.residency import Residency
 from engine_svc.failures import failure_of
@@ -101,9 +102,6 @@ class Loader:
         #: by digest, not polled yet
         self._answers: dict[str, WeightsReady | WeightsFailed] = {}
         self._room_waiters: list[_Job] = []
-        #: digest → what came from the store and is not in the disk cache yet, oldest first
-        self._unkept: dict[str, AdapterRef] = {}
-        self._num_keeping = 0
         self._order = 0
         self._stopping = False
         self._failures = 0
@@ -190,44 +188,42 @@ class Loader:
     # ---- worker threads
 
     def _work(self) -> None:
-        while (job := self._next_job()) is not None:
-            if isinstance(job, AdapterRef):
-                self._keep(job)
-                continue
-            try:
-                room = _Room(self, job)
-                fetched = self._fetcher.fetch(job.ref, room, lambda: not self._stopping)
-            except Abandoned:
-                return
-            except LoraplexError as error:
-                self._failed_once(job, error)
-            except Exception:
-                log.exception("adapter.load_crashed", extra={"digest": job.ref.digest})
-                self._failed_once(job, Internal("loading the adapter failed; see the engine's log"))
-            else:
-                self._succeeded(job, fetched)
+        while (work := self._next()) is not None:
+            work()
 
-    def _next_job(self) -> _Job | AdapterRef | None:
-        """What to fetch, or what to keep on disk."""
+    def _next(self) -> Callable[[], None] | None:
+        """A fetch, or a copy for the disk cache; None when the loader stops."""
         with self._changed:
             while not self._stopping:
                 now = self._clock()
                 idle = [job for job in self._jobs.values() if not job.running]
                 due = [job for job in idle if job.not_before_s <= now]
-                for digest in [one for one in self._unkept if one not in self._residency]:
-                    del self._unkept[digest]
-                if self._unkept and self._num_keeping < self._most_keeping(bool(due)):
-                    self._num_keeping += 1
-                    return self._unkept.pop(next(iter(self._unkept)))
+                residency = self._residency
+                if residency.num_uncopied and residency.num_pinned < self._most_copies(bool(due)):
+                    return partial(self._keep, *residency.pin_uncopied())
                 if due:
                     job = min(due, key=lambda job: (job.rank, job.order))
                     job.running = True
-                    return job
+                    return partial(self._fetch, job)
                 pause = min((job.not_before_s - now for job in idle), default=None)
                 self._changed.wait(pause)
             return None
 
-    def _most_keeping(self, others_wait: bool) -> int:
+    def _fetch(self, job: _Job) -> None:
+        try:
+            room = _Room(self, job)
+            fetched = self._fetcher.fetch(job.ref, room, lambda: not self._stopping)
+        except Abandoned:
+            return
+        except LoraplexError as error:
+            self._failed_once(job, error)
+        except Exception:
+            log.exception("adapter.load_crashed", extra={"digest": job.ref.digest})
+            self._failed_once(job, Internal("loading the adapter failed; see the engine's log"))
+        else:
+            self._succeeded(job, fetched)
+
+    def _most_copies(self, others_wait: bool) -> int:
         """Threads that may make copies now: half, so that who comes next is fetched at once; one
         while others wait, or what leaves a small region would never have a copy."""
         return 1 if others_wait else max(1, len(self._threads) // 2)
@@ -238,8 +234,6 @@ class Loader:
         with self._changed:
             del self._jobs[digest]
             self._residency.add(digest, fetched, held=not job.silent)
-            if fetched.tier == FROM_STORE:
-                self._unkept[digest] = job.ref
             self._loads[fetched.tier] = self._loads.get(fetched.tier, 0) + 1
             if not job.silent:
                 self._answer(_ready(digest, fetched, fetched.tier, load_s))
@@ -253,21 +247,16 @@ class Loader:
             },
         )  # fmt: skip
 
-    def _keep(self, ref: AdapterRef) -> None:
-        """In the disk cache too, unless it left the region before; its span is pinned so long."""
-        digest = ref.digest
-        with self._changed:
-            fetched = self._residency.try_pin(digest)
+    def _keep(self, digest: str, fetched: Fetched) -> None:
+        """In the disk cache too; it was pinned for that."""
         try:
-            if fetched is not None:
-                self._fetcher.keep(ref, self._region.view(fetched.span), lambda: not self._stopping)
+            view = self._region.view(fetched.span)
+            self._fetcher.keep(digest, view, lambda: not self._stopping)
         except Exception:
             log.exception("disk_cache.write_crashed", extra={"digest": digest})
         finally:
             with self._changed:
-                self._num_keeping -= 1
-                if fetched is not None:
-                    self._residency.unpin(digest)
+                self._residency.unpin(digest)
                 self._changed.notify_all()
 
     def _failed_once(self, job: _Job, error: LoraplexError) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from engine_svc.adapters.fetch import Fetched
+from engine_svc.adapters.fetch import FROM_STORE, Fetched
 from engine_svc.adapters.host_region import HostRegion
 from engine_svc.types import HostSpan
 
@@ -17,8 +17,6 @@ from engine_svc.types import HostSpan
 class _Resident:
     fetched: Fetched
     held: bool
-    #: being copied to the disk cache
-    pinned: bool = False
 
 
 class Residency:
@@ -28,6 +26,10 @@ class Residency:
         self._region, self._max_adapters = region, max_adapters
         #: least recently wanted first
         self._resident: OrderedDict[str, _Resident] = OrderedDict()
+        #: came from the store and have no copy in the disk cache yet, oldest first
+        self._uncopied: dict[str, None] = {}
+        #: are being copied
+        self._pinned: set[str] = set()
         self.evictions = 0
 
     def __contains__(self, digest: str) -> bool:
@@ -55,6 +57,8 @@ class Residency:
 
     def add(self, digest: str, fetched: Fetched, *, held: bool) -> None:
         self._resident[digest] = _Resident(fetched, held)
+        if fetched.tier == FROM_STORE:
+            self._uncopied[digest] = None
         self._evict_beyond_count()
 
     def adopt(self, digest: str, fetched: Fetched) -> bool:
@@ -66,16 +70,24 @@ class Residency:
         self._resident[digest] = _Resident(fetched, held=True)
         return True
 
-    def try_pin(self, digest: str) -> Fetched | None:
-        """The bytes of an adapter that is here stay where they are until `unpin`, held or not."""
-        resident = self._resident.get(digest)
-        if resident is None:
-            return None
-        resident.pinned = True
-        return resident.fetched
+    @property
+    def num_uncopied(self) -> int:
+        return len(self._uncopied)
+
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pinned)
+
+    def pin_uncopied(self) -> tuple[str, Fetched]:
+        """(digest, where it lies) of the oldest that has no copy: until `unpin` its bytes stay
+        there, held or not."""
+        digest = next(iter(self._uncopied))
+        del self._uncopied[digest]
+        self._pinned.add(digest)
+        return digest, self._resident[digest].fetched
 
     def unpin(self, digest: str) -> None:
-        self._resident[digest].pinned = False
+        self._pinned.remove(digest)
         self._evict_beyond_count()
 
     def let_go(self, digest: str) -> None:
@@ -103,6 +115,7 @@ class Residency:
 
     def check_integrity(self) -> None:
         self._region.check_integrity()
+        assert {*self._uncopied, *self._pinned} <= self._resident.keys()
         spans = sorted(
             (resident.fetched.span.offset, resident.fetched.span.num_bytes)
             for resident in self._resident.values()
@@ -114,8 +127,9 @@ class Residency:
 
     def _evict_one(self) -> bool:
         for digest, resident in self._resident.items():
-            if not (resident.held or resident.pinned):
+            if not (resident.held or digest in self._pinned):
                 del self._resident[digest]
+                self._uncopied.pop(digest, None)
                 self._region.give_back(resident.fetched.span)
                 self.evictions += 1
                 return True

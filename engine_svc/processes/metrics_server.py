@@ -50,8 +50,10 @@ def _handler(folder: str) -> type[BaseHTTPRequestHandler]:
             try:
                 MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
                 body = generate_latest(registry)
-            except (ValueError, FileNotFoundError):
+            except (ValueError, FileNotFoundError) as error:
                 # the files go before their folder does
+                if isinstance(error, ValueError) and Path(folder).is_dir():
+                    raise
                 self.send_error(503, "the files of the metrics are being removed")
                 return
             self.send_response(200)

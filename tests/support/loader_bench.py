@@ -95,7 +95,8 @@ class Bench:
     def kept(self):
         """Whether nothing is on its way to the disk cache any more."""
         with self.loader._changed:
-            return not (self.loader._unkept or self.loader._num_keeping)
+            residency = self.loader._residency
+            return not (residency.num_uncopied or residency.num_pinned)
 
     def header(self, ready):
         view = self.region.view(ready.span)

@@ -87,9 +87,11 @@ def test_one_thread_makes_copies_though_others_wait(make, monkeypatch):
         order.append(ref.name)
         return fetch(ref, *more)
 
-    def kept(ref, *more):
-        order.append(f"copy of {ref.name}")
-        keep(ref, *more)
+    names = {ref.digest: name for name, ref in bench.refs.items()}
+
+    def kept(digest, *more):
+        order.append(f"copy of {names[digest]}")
+        keep(digest, *more)
 
     monkeypatch.setattr(bench.fetcher, "fetch", fetched)
     monkeypatch.setattr(bench.fetcher, "keep", kept)
@@ -129,7 +131,7 @@ def test_what_the_core_holds_keeps_its_bytes_until_the_copy_is_made(make, monkey
     assert bench.header(ready).digest == bench.refs["a"].digest
     held.may_write.set()
     wait_until(bench.kept)
-    assert bench.disk.find(bench.fetcher._key(bench.refs["a"]))
+    assert bench.disk.find(bench.fetcher._key(bench.refs["a"].digest))
     bench.loader.drop(ready.digest)
     assert bench.next().digest == bench.refs["b"].digest
     bench.loader.check_integrity()
@@ -147,7 +149,7 @@ def test_what_nobody_holds_keeps_its_bytes_until_the_copy_is_made(make, monkeypa
     held.may_write.set()
     assert bench.next().digest == bench.refs["b"].digest
     wait_until(bench.kept)
-    assert bench.disk.find(bench.fetcher._key(bench.refs["a"]))
+    assert bench.disk.find(bench.fetcher._key(bench.refs["a"].digest))
     bench.loader.check_integrity()
 
 
@@ -181,17 +183,16 @@ def test_a_copy_that_fails_in_any_way_leaves_the_adapter_served_and_its_room_fre
 def test_what_left_the_region_before_its_copy_is_not_copied(make, monkeypatch):
     bench = make(threads=1, max_adapters=1)
     copied = []
-    monkeypatch.setattr(bench.fetcher, "keep", lambda ref, *more: copied.append(ref.name))
+    monkeypatch.setattr(bench.fetcher, "keep", lambda digest, *more: copied.append(digest))
+    with monkeypatch.context() as busy:
+        busy.setattr(bench.loader, "_most_copies", lambda others_wait: 0)
+        ready = bench.load("a")
+        bench.loader.drop(ready.digest)
+        bench.load("b")
     with bench.loader._changed:
-        bench.loader._num_keeping = 1  # as if all that may were busy
-    ready = bench.load("a")
-    bench.loader.drop(ready.digest)
-    bench.load("b")
-    with bench.loader._changed:
-        bench.loader._num_keeping = 0
         bench.loader._changed.notify_all()
     wait_until(bench.kept)
-    assert copied == ["b"]
+    assert copied == [bench.refs["b"].digest]
     bench.loader.check_integrity()
 
 

@@ -74,8 +74,9 @@ def trunk_step(
     adapters = None
     if with_lora:
         segments = () if rows is None else tuple(s for s in rows.segments if s[2] >= 0)
-        num_tiles = limits.captured_lora_tiles(padded, tile_rows)
-        if rows is not None:
+        if rows is None:
+            num_tiles = limits.captured_lora_tiles(padded, tile_rows)
+        else:
             num_tiles, tile_rows = rows.num_lora_tiles, rows.lora_tile_rows
         shrink_tiles = device["shrink_tiles"][: num_tiles * limits.rank_blocks]
         plan = SegmentPlan(
